@@ -1,0 +1,28 @@
+"""Functions of tensors, without parameters or configuration: one file per family of recurrences.
+
+Each op has a reference (the equation, slow and obvious), a chunked form for training and a one-token step, takes a
+state in and gives one out, and knows padding (``mask``) and documents (``reset`` or ``segments``).
+"""
+
+from latte.ops.decay import DecayState, decay_attention
+from latte.ops.log_key import EMPTY, LatteState, bidirectional_latte, causal_latte
+from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
+from latte.ops.softmax import AttentionState, causal_attention
+from latte.ops.window import WindowState, window_attention
+
+__all__ = [
+    "EMPTY",
+    "AttentionState",
+    "ConvState",
+    "DecayState",
+    "LatteState",
+    "ScanState",
+    "WindowState",
+    "bidirectional_latte",
+    "causal_attention",
+    "causal_conv",
+    "causal_latte",
+    "decay_attention",
+    "diagonal_scan",
+    "window_attention",
+]

@@ -1,0 +1,358 @@
+"""Sliding-window softmax attention, Macchiato's slot 0 (equation 17), in linear time and memory.
+
+A token sees itself, the ``left`` tokens before it and the ``right`` after it (causal: right = 0), in its own document.
+The causal state is a ring of the last ``left`` keys and values: the token at place n of its document stands in slot
+n mod left, so decoding overwrites one slot and never moves the others.
+
+Sinks: the first ``sinks`` tokens of the document stay in sight behind the window. Pretrained models park attention
+there. ``sink_query`` may carry the queries turned for another distance than the real one, which grows without bound.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latte.ops.backends import choose_backend, compute_dtype
+from latte.ops.gated import UNSEEN, pad_tokens
+from latte.ops.tokens import compact, positions, segment_ids, take_tokens, zero_padding
+from latte.shapes import Axes, require_divides
+from latte.state import State, require_state, state
+
+# Queries that share a block of keys; scratch memory is bounded by a few of these blocks at a time.
+QUERY_BLOCK = 64
+BLOCK = 2048
+
+
+@state
+class WindowState(State):
+    """The last keys and values of the document in a ring, its first ones, and how many tokens it has so far."""
+
+    keys_BRGK: Tensor
+    values_BRGV: Tensor
+    sink_keys_BNGK: Tensor
+    sink_values_BNGV: Tensor
+    count_B: Tensor
+
+    @classmethod
+    def empty(cls, like_BT: Tensor, left: int, sinks: int, kv_heads: int, key_width: int, value_width: int) -> WindowState:
+        B = like_BT.shape[0]
+        return cls(
+            like_BT.new_zeros(B, left, kv_heads, key_width),
+            like_BT.new_zeros(B, left, kv_heads, value_width),
+            like_BT.new_zeros(B, sinks, kv_heads, key_width),
+            like_BT.new_zeros(B, sinks, kv_heads, value_width),
+            torch.zeros(B, dtype=torch.long, device=like_BT.device),
+        )
+
+
+def window_attention(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    *,
+    left: int,
+    right: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: int = 0,
+    sink_query: Tensor | None = None,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    reset: Tensor | None = None,
+    state: State | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, WindowState | None]:
+    """Softmax attention to t - left <= s <= t + right, equation (17) with ``left`` = w: w + 1 keys.
+
+    Shapes: q (B, T, H, K), k (B, T, G, K), v (B, T, G, V), H a multiple of G; y (B, T, H, V), 0 at padding. Documents
+    are told apart by ``segments`` (B, T; numbers that change at a boundary) or ``reset`` (B, T; True at first tokens).
+    Distances count real tokens only. The state is None when ``right`` > 0. ``scale`` defaults to 1/sqrt(K).
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not agree, no tokens, a negative window, a state of something
+            else, or a state or sinks together with ``right`` > 0.
+    """
+    op = "window_attention"
+    axes = Axes(op)
+    axes.bind("q", q_BTHK, "BTHK")
+    axes.bind("k", k_BTGK, "BTGK")
+    sizes = axes.bind("v", v_BTGV, "BTGV")
+    if sink_query is not None:
+        axes.bind("sink_query", sink_query, "BTHK")
+    axes.flags("mask", mask)
+    axes.flags("reset", reset)
+    axes.ids("segments", segments)
+    require_divides(op, sizes["G"], sizes["H"], "key/value heads", "query heads")
+    for name, value in (("left", left), ("right", right), ("sinks", sinks)):
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"{op}: {name} is {value!r}, expected a whole number of tokens, at least 0")
+    if right and (state is not None or sinks):
+        raise ValueError(f"{op}: right is {right}; a state and sinks are for causal windows, expected right = 0")
+    if segments is not None:
+        if reset is not None:
+            raise ValueError(f"{op}: both segments and reset were given, expected at most one of them")
+        reset = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+    before = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
+    before = require_state(op, state, before)
+    scale = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
+    sink_query = q_BTHK if sink_query is None else sink_query
+    chosen = choose_backend(op, backend, q_BTHK)
+    if chosen == "reference":
+        y = window_attention_reference(
+            q_BTHK, k_BTGK, v_BTGV, sink_query, before, left, right, scale, softcap, mask, reset
+        )
+        return y, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
+    if backend is None and sizes["T"] == 1 and not right:
+        return window_attention_step(q_BTHK, k_BTGK, v_BTGV, sink_query, before, scale, softcap, mask, reset)
+    y = _blocked(
+        q_BTHK, k_BTGK, v_BTGV, sink_query, before, left, right, scale, softcap, mask, reset, chosen == "native"
+    )
+    return y, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
+
+
+def window_attention_reference(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    sink_query_BTHK: Tensor,
+    state: WindowState,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float | None,
+    mask: Tensor | None,
+    reset: Tensor | None,
+) -> Tensor:
+    """Equation (17) as written, over all pairs of tokens and all that the state holds. Quadratic in T."""
+    dtype = compute_dtype(q_BTHK)
+    B, T, H, _ = q_BTHK.shape
+    n_sinks = state.sink_keys_BNGK.shape[1]
+    place_BT, _ = positions(q_BTHK, mask, reset, state.count_B)
+    segment_BT = segment_ids(reset, q_BTHK)
+    real_BT = torch.ones_like(segment_BT, dtype=torch.bool) if mask is None else mask
+    count_B1 = state.count_B[:, None]
+    slots_BR = torch.arange(left, device=q_BTHK.device).expand(B, -1)
+    ring_BR = count_B1 - 1 - (count_B1 - 1 - slots_BR) % max(left, 1)
+    sink_BN = torch.arange(n_sinks, device=q_BTHK.device).expand(B, -1)
+    # A sink that is also in the ring is told once, by the ring.
+    sink_held_BN = (sink_BN < count_B1) & (sink_BN < count_B1 - left)
+    place_BS = torch.cat([sink_BN, ring_BR, place_BT], dim=1)
+    held_BS = torch.cat([sink_held_BN, ring_BR >= 0, real_BT], dim=1)
+    segment_BS = torch.cat([torch.zeros_like(sink_BN), torch.zeros_like(ring_BR), segment_BT], dim=1)
+    repeat = H // k_BTGK.shape[2]
+    k_BSHK = torch.cat([state.sink_keys_BNGK, state.keys_BRGK, k_BTGK], dim=1).to(dtype).repeat_interleave(repeat, 2)
+    v_BSHV = torch.cat([state.sink_values_BNGV, state.values_BRGV, v_BTGV], dim=1).to(dtype).repeat_interleave(repeat, 2)
+    distance_BTS = place_BT[:, :, None] - place_BS[:, None, :]
+    near_BTS = (distance_BTS <= left) & (distance_BTS >= -right)
+    sunk_BTS = (distance_BTS > left) & (place_BS < n_sinks)[:, None, :]
+    seen_BTS = (segment_BT[:, :, None] == segment_BS[:, None, :]) & held_BS[:, None, :] & (near_BTS | sunk_BTS)
+    logits_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK.to(dtype), k_BSHK)
+    sink_logits_BHTS = torch.einsum("bthk,bshk->bhts", sink_query_BTHK.to(dtype), k_BSHK)
+    logits_BHTS = _cap(torch.where(sunk_BTS[:, None], sink_logits_BHTS, logits_BHTS) * scale, softcap)
+    weights_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, UNSEEN).softmax(dim=-1)
+    y_BTHV = torch.einsum("bhts,bshv->bthv", weights_BHTS, v_BSHV)
+    return zero_padding(y_BTHV, mask).to(v_BTGV.dtype)
+
+
+def window_attention_step(
+    q_B1HK: Tensor,
+    k_B1GK: Tensor,
+    v_B1GV: Tensor,
+    sink_query_B1HK: Tensor,
+    state: WindowState,
+    scale: float,
+    softcap: float | None,
+    mask: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, WindowState]:
+    """One token: look at the ring in whatever order it stands, then overwrite its oldest slot."""
+    dtype = compute_dtype(q_B1HK)
+    left, n_sinks = state.keys_BRGK.shape[1], state.sink_keys_BNGK.shape[1]
+    device = q_B1HK.device
+    count_B = state.count_B if reset is None else torch.where(reset[:, 0], 0, state.count_B)
+    slots_R = torch.arange(left, device=device)
+    seen_BS = [slots_R < count_B[:, None], torch.ones_like(count_B[:, None], dtype=torch.bool)]
+    logits_BHS = [_logits(q_B1HK, keys, scale, softcap) for keys in (state.keys_BRGK, k_B1GK)]
+    values = [state.values_BRGV, v_B1GV]
+    if n_sinks:
+        seen_BS.append(torch.arange(n_sinks, device=device) < count_B[:, None] - left)
+        logits_BHS.append(_logits(sink_query_B1HK, state.sink_keys_BNGK, scale, softcap))
+        values.append(state.sink_values_BNGV)
+    logits = torch.where(torch.cat(seen_BS, dim=1)[:, None], torch.cat(logits_BHS, dim=-1), UNSEEN)
+    weights_BHS = logits.softmax(dim=-1).unflatten(1, (k_B1GK.shape[2], -1))
+    v_BGSV = torch.cat(values, dim=1).to(dtype).transpose(1, 2)
+    y_B1HV = (weights_BHS @ v_BGSV).flatten(1, 2)[:, None]
+    return zero_padding(y_B1HV, mask).to(v_B1GV.dtype), window_state(k_B1GK, v_B1GV, state, mask, reset)
+
+
+def window_state(
+    k_BTGK: Tensor, v_BTGV: Tensor, state: WindowState, mask: Tensor | None, reset: Tensor | None
+) -> WindowState:
+    """The state after these tokens: each slot keeps what it has, or takes the latest token that belongs there."""
+    left, n_sinks = state.keys_BRGK.shape[1], state.sink_keys_BNGK.shape[1]
+    T, device = k_BTGK.shape[1], k_BTGK.device
+    _, count_B = positions(k_BTGK, mask, reset, state.count_B)
+    if mask is not None:
+        moved = compact(mask)
+        k_BTGK, v_BTGV = moved.gather(k_BTGK), moved.gather(v_BTGV)
+        read_B = mask.long().sum(1)
+    else:
+        read_B = torch.full_like(count_B, T)
+    start_B1 = (read_B - count_B)[:, None]  # where the document begins among these tokens; negative: before them
+
+    def refill(old_BN: Tensor, new_BT: Tensor, place_BN: Tensor) -> Tensor:
+        index_BN = start_B1 + place_BN
+        fresh_BN = (index_BN >= 0) & (place_BN >= 0) & (place_BN < count_B[:, None])
+        taken_BN = take_tokens(new_BT, index_BN.clamp(0, T - 1))
+        return torch.where(fresh_BN[..., None, None], taken_BN, old_BN)
+
+    last_B1 = count_B[:, None] - 1
+    ring_BR = last_B1 - (last_B1 - torch.arange(left, device=device)) % max(left, 1)
+    sink_BN = torch.arange(n_sinks, device=device).expand(count_B.shape[0], -1)
+    return WindowState(
+        refill(state.keys_BRGK, k_BTGK, ring_BR),
+        refill(state.values_BRGV, v_BTGV, ring_BR),
+        refill(state.sink_keys_BNGK, k_BTGK, sink_BN),
+        refill(state.sink_values_BNGV, v_BTGV, sink_BN),
+        count_B,
+    )
+
+
+def _blocked(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    sink_query_BTHK: Tensor,
+    state: WindowState,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float | None,
+    mask: Tensor | None,
+    reset: Tensor | None,
+    native: bool,
+) -> Tensor:
+    """The window over rows without gaps: history from the ring in front, padding moved to the back."""
+    T = q_BTHK.shape[1]
+    place_BT, _ = positions(q_BTHK, mask, reset, state.count_B)
+    segment_BT = segment_ids(reset, q_BTHK)
+    moved = None
+    if mask is not None:
+        moved = compact(mask)
+        q_BTHK, k_BTGK, v_BTGV, place_BT, sink_query_BTHK = (
+            moved.gather(x) for x in (q_BTHK, k_BTGK, v_BTGV, place_BT, sink_query_BTHK)
+        )
+        # Padding belongs to no document, not even to one with other padding.
+        segment_BT = moved.gather(torch.where(mask, segment_BT, -1))
+    place_BR = state.count_B[:, None] - left + torch.arange(left, device=q_BTHK.device)
+    ring = [take_tokens(x, place_BR % max(left, 1)) for x in (state.keys_BRGK, state.values_BRGV)]
+    k_BSGK, v_BSGV = (torch.cat(pair, dim=1) for pair in zip(ring, (k_BTGK, v_BTGV), strict=True))
+    segment_BS = torch.cat([torch.where(place_BR >= 0, 0, -2), torch.where(segment_BT < 0, -2, segment_BT)], dim=1)
+    if native:
+        from latte.ops import native as kernels
+
+        y_BTHV, log_norm_BTH = kernels.window_attention(
+            q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap
+        )
+    else:
+        y_BTHV, log_norm_BTH = _banded(
+            q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap
+        )
+    if state.sink_keys_BNGK.shape[1]:
+        y_BTHV = _add_sinks(
+            y_BTHV, log_norm_BTH, k_BTGK, v_BTGV, sink_query_BTHK, state, place_BT, left, scale, softcap
+        )
+    return zero_padding(y_BTHV if moved is None else moved.scatter(y_BTHV), mask).to(v_BTGV.dtype)
+
+
+def _banded(
+    q_BTHK: Tensor,
+    k_BSGK: Tensor,
+    v_BSGV: Tensor,
+    segment_BT: Tensor,
+    segment_BS: Tensor,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and log-normalisers of queries against a band of keys; query t stands at key left + t."""
+    dtype = compute_dtype(q_BTHK)
+    B, T, H, _ = q_BTHK.shape
+    G = k_BSGK.shape[2]
+    size = min(QUERY_BLOCK, T)
+    span = left + size + right
+    device = q_BTHK.device
+    offset = torch.arange(span, device=device) - torch.arange(size, device=device)[:, None]
+    band_CS = (offset >= 0) & (offset <= left + right)
+    outputs, norms = [], []
+    for start in range(0, T, BLOCK):
+        tokens = min(BLOCK, T - start)
+        extra = -tokens % size
+        q = pad_tokens(q_BTHK[:, start : start + tokens].to(dtype), extra)
+        # (B, N, G, queries of the group's heads, K)
+        q = q.unflatten(1, (-1, size)).unflatten(3, (G, -1)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4)
+        reach = slice(start, start + left + tokens + right)
+        behind = tokens + extra + left + right - (min(reach.stop, k_BSGK.shape[1]) - start)
+        k, v = (pad_tokens(x[:, reach].to(dtype), behind).unfold(1, span, size) for x in (k_BSGK, v_BSGV))
+        segment_q = F.pad(segment_BT[:, start : start + tokens], (0, extra), value=-1).unflatten(1, (-1, size))
+        segment_k = F.pad(segment_BS[:, reach], (0, behind), value=-2).unfold(1, span, size)
+        seen = band_CS & (segment_q[..., :, None] == segment_k[..., None, :])  # (B, N, C, span)
+        logits = _cap(q @ k * scale, softcap).unflatten(3, (-1, size))
+        logits = torch.where(seen[:, :, None, None], logits, UNSEEN)  # (B, N, G, H/G, C, span)
+        norm = logits.logsumexp(dim=-1, keepdim=True)
+        weights = (logits - norm).exp()
+        y = weights.flatten(3, 4) @ v.transpose(-1, -2)
+        y = y.unflatten(3, (-1, size)).permute(0, 1, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)
+        outputs.append(y[:, :tokens])
+        norms.append(norm[..., 0].permute(0, 1, 4, 2, 3).flatten(1, 2).flatten(2, 3)[:, :tokens])
+    return torch.cat(outputs, dim=1), torch.cat(norms, dim=1)
+
+
+def _add_sinks(
+    y_BTHV: Tensor,
+    log_norm_BTH: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    sink_query_BTHK: Tensor,
+    state: WindowState,
+    place_BT: Tensor,
+    left: int,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Bring the first tokens of each query's document, where they lie behind the window, under its softmax."""
+    dtype = y_BTHV.dtype
+    B, T = place_BT.shape
+    n, G = state.sink_keys_BNGK.shape[1:3]
+    sink_N = torch.arange(n, device=y_BTHV.device)
+    start_BT = torch.arange(T, device=y_BTHV.device) - place_BT
+    index_BTN = start_BT[..., None] + sink_N
+    # A document that began before these tokens has its first ones in the state.
+    source_BTN = torch.where(index_BTN >= 0, n + index_BTN.clamp(max=T - 1), sink_N).flatten(1)
+    k_BTNGK, v_BTNGV = (
+        take_tokens(torch.cat([old, new], dim=1), source_BTN).unflatten(1, (T, n)).to(dtype)
+        for old, new in ((state.sink_keys_BNGK, k_BTGK), (state.sink_values_BNGV, v_BTGV))
+    )
+    behind_BTN = sink_N < place_BT[..., None] - left
+    q_BTGRK = sink_query_BTHK.to(dtype).unflatten(2, (G, -1))
+    logits = _cap(torch.einsum("btgrk,btngk->btgrn", q_BTGRK, k_BTNGK) * scale, softcap).flatten(2, 3)
+    logits = torch.where(behind_BTN[:, :, None], logits, UNSEEN)
+    total_BTH = torch.logaddexp(log_norm_BTH, logits.logsumexp(dim=-1))
+    weights = (logits - total_BTH[..., None]).exp().unflatten(2, (G, -1))
+    sunk = torch.einsum("btgrn,btngv->btgrv", weights, v_BTNGV).flatten(2, 3)
+    return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk
+
+
+def _logits(q_B1HK: Tensor, k_BSGK: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """(B, H, S) logits of one query."""
+    dtype = compute_dtype(q_B1HK)
+    q_BGRK = q_B1HK[:, 0].to(dtype).unflatten(1, (k_BSGK.shape[2], -1))
+    logits = q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)
+    return _cap(logits.flatten(1, 2) * scale, softcap)
+
+
+def _cap(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

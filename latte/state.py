@@ -1,0 +1,190 @@
+"""States: what a mechanism remembers of the tokens it has read, as immutable values that know their size.
+
+A state is a frozen dataclass of tensors (batch first), of other states, or of tuples of states. Because nothing ever
+changes a state in place, a snapshot is the object itself and rolling back is using it again; ``fork`` is only needed
+to own the memory. Everything below works for every mechanism's state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from latte.shapes import given
+
+FORMAT = "latte-state-1"
+_KINDS: dict[str, type[State]] = {}
+S = TypeVar("S", bound="State")
+
+
+class State:
+    """Base of all states; subclasses are declared with :func:`state`."""
+
+    def tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Every tensor with its dotted path, in a fixed order."""
+        for name, value in _fields(self):
+            yield from _walk(value, prefix + name)
+
+    def map(self: S, function: Callable[[Tensor], Tensor]) -> S:
+        """The same state with ``function`` applied to every tensor."""
+        return type(self)(**{name: _map(value, function) for name, value in _fields(self)})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, over the whole batch."""
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+
+    @property
+    def batch_size(self) -> int:
+        return next(tensor for _, tensor in self.tensors()).shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return next(tensor for _, tensor in self.tensors()).device
+
+    def fork(self: S) -> S:
+        """A copy that shares no memory with this one."""
+        return self.map(torch.clone)
+
+    def detach(self: S) -> S:
+        """The same numbers, cut from the graph: truncated back-propagation through time."""
+        return self.map(torch.Tensor.detach)
+
+    def to(self: S, device: torch.device | str) -> S:
+        return self.map(lambda tensor: tensor.to(device))
+
+    def select(self: S, index: Tensor) -> S:
+        """Rows ``index`` of the batch, in that order, repeats allowed: beam search and dropping finished rows."""
+        return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+
+    def repeat(self: S, times: int) -> S:
+        """Each row ``times`` times in a row."""
+        return self.map(lambda tensor: tensor.repeat_interleave(times, dim=0))
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file, whole or not at all."""
+        path = Path(path)
+        scratch = path.with_name(path.name + ".part")
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.tensors()}
+        metadata = {"format": FORMAT, "layout": json.dumps(_layout(self))}
+        safetensors.torch.save_file(tensors, scratch, metadata=metadata)
+        scratch.replace(path)
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu") -> State:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: the file is not a saved state, is damaged, or holds a kind this version does not know.
+            FileNotFoundError: there is no such file.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no state file at {path}")
+        try:
+            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a saved state: its format is {metadata.get('format')!r}, expected {FORMAT!r}")
+        return _build(json.loads(metadata["layout"]), tensors, "", path)
+
+
+def state(cls: type[S]) -> type[S]:
+    """Class decorator: a frozen dataclass, known by name for loading and to torch as a pytree."""
+    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    _KINDS[cls.__name__] = cls
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    pytree.register_pytree_node(
+        cls,
+        lambda value: ([getattr(value, name) for name in names], None),
+        lambda leaves, _: cls(**dict(zip(names, leaves, strict=True))),
+        serialized_type_name=f"latte.{cls.__name__}",
+    )
+    return cls
+
+
+def require_state(op: str, state: State | None, like: S, name: str = "state") -> S:
+    """``state`` if it has the kind, sizes and device of ``like``; ``like`` if it is None.
+
+    Raises:
+        ValueError: a state of another mechanism, batch, width or device.
+    """
+    if state is None:
+        return like
+    if type(state) is not type(like):
+        raise ValueError(f"{op}: {name} is a {type(state).__name__}, expected a {type(like).__name__}")
+    mine, wanted = dict(state.tensors()), dict(like.tensors())
+    if mine.keys() != wanted.keys():
+        raise ValueError(f"{op}: {name} holds {sorted(mine)}, expected {sorted(wanted)}")
+    for path, tensor in mine.items():
+        other = wanted[path]
+        if tensor.shape != other.shape:
+            raise ValueError(f"{op}: {name}.{path} has shape {given(tensor)}, expected {given(other)}")
+        if tensor.device != other.device:
+            raise ValueError(f"{op}: {name}.{path} is on {tensor.device}, expected {other.device}")
+        if tensor.dtype != other.dtype:
+            raise ValueError(f"{op}: {name}.{path} is {tensor.dtype}, expected {other.dtype}")
+    return state
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, State):
+        yield from value.tensors(path + ".")
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _walk(item, f"{path}.{index}")
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, State):
+        return value.map(function)
+    if isinstance(value, tuple):
+        return tuple(_map(item, function) for item in value)
+    return value
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return "tensor"
+    if isinstance(value, State):
+        return {"kind": type(value).__name__, "fields": {name: _layout(item) for name, item in _fields(value)}}
+    if isinstance(value, tuple):
+        return [_layout(item) for item in value]
+    return None
+
+
+def _build(layout: Any, tensors: dict[str, Tensor], path: str, source: Path) -> Any:
+    if layout == "tensor":
+        if path not in tensors:
+            raise ValueError(f"{source} is damaged: tensor {path} is missing")
+        return tensors[path]
+    if isinstance(layout, list):
+        return tuple(_build(item, tensors, f"{path}.{index}", source) for index, item in enumerate(layout))
+    if layout is None:
+        return None
+    kind = layout["kind"]
+    if kind not in _KINDS:
+        raise ValueError(f"{source} holds a state of kind {kind!r}, known are {sorted(_KINDS)}")
+    prefix = path + "." if path else ""
+    fields = {name: _build(item, tensors, prefix + name, source) for name, item in layout["fields"].items()}
+    return _KINDS[kind](**fields)
