@@ -1,0 +1,35 @@
+// The C interface: every kernel takes one block of 64-bit fields. `__init__.py` fills the same fields in the same order.
+#pragma once
+#include <stdint.h>
+
+namespace latte {
+
+// (batch, tokens, heads, width); the innermost stride is 1, the others count elements.
+struct View {
+    void* data;
+    int64_t b, t, h;
+};
+
+struct LatteForward {
+    int64_t is_double, threads, B, T, H, M, V;
+    View p, k, v, y;
+    const double* log_norm0;  // (B, H, M), float64 whatever the inputs are
+    const void* mean0;        // (B, H, M, V)
+    double* log_norm1;
+    void* mean1;
+    const uint8_t *mask, *reset;  // (B, T) or null
+};
+
+struct LatteBackward {
+    int64_t is_double, threads, B, T, H, M, V;
+    View p, k, v, dy, dp, dk, dv;
+    const double* log_norm0;
+    const void* mean0;
+    const double* dlog_norm1;  // gradients of the final state
+    const void* dmean1;
+    double* dlog_norm0;
+    void* dmean0;
+    const uint8_t *mask, *reset;
+};
+
+}  // namespace latte

@@ -1,0 +1,99 @@
+// Threads and scratch memory.
+#pragma once
+#include <stdlib.h>
+
+#include "args.h"
+#include "vec.h"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(LATTE_STD_THREADS)
+#include <thread>
+#include <vector>
+#elif defined(_OPENMP)
+#include <omp.h>
+#endif
+
+LATTE_BEGIN
+
+// One allocation carved into 64-byte aligned pieces; lives as long as the object.
+class Scratch {
+  public:
+    explicit Scratch(int64_t bytes) : left_(bytes + 64), raw_((char*)malloc(size_t(bytes + 64))) {
+        // Nothing sensible can be done without memory, and an exception must not cross the C interface.
+        if (!raw_) abort();
+        next_ = (char*)(((uintptr_t)raw_ + 63) & ~uintptr_t(63));
+    }
+    ~Scratch() { free(raw_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    template <class T>
+    T* take(int64_t n) {
+        T* p = (T*)next_;
+        const int64_t bytes = round_up(n * int64_t(sizeof(T)), 64);
+        if ((left_ -= bytes) < 0) abort();
+        next_ += bytes;
+        return p;
+    }
+    template <class T>
+    T* zeros(int64_t n) {
+        T* p = take<T>(n);
+        memset(p, 0, size_t(n) * sizeof(T));
+        return p;
+    }
+
+  private:
+    int64_t left_;
+    char *raw_, *next_;
+};
+LATTE_INLINE int64_t room(int64_t n, int64_t size) { return round_up(n * size, 64); }
+
+// Runs body(first, last) on each thread's share of `units`. The sanitizer build uses std::thread: ThreadSanitizer cannot see
+// the barriers inside an uninstrumented OpenMP runtime.
+template <class F>
+void parallel(int64_t units, int64_t threads, F body) {
+    threads = max64(1, min64(threads, units));
+    if (threads == 1) return body(int64_t(0), units);
+#if defined(LATTE_STD_THREADS)
+    std::vector<std::thread> pool;
+    for (int64_t i = 0; i < threads; ++i) pool.emplace_back([=] { body(units * i / threads, units * (i + 1) / threads); });
+    for (auto& t : pool) t.join();
+#elif defined(_OPENMP)
+#pragma omp parallel num_threads(int(threads))
+    {
+        const int64_t id = omp_get_thread_num(), n = omp_get_num_threads();
+        body(units * id / n, units * (id + 1) / n);
+    }
+#else
+    body(int64_t(0), units);
+#endif
+}
+
+// A fresh output of 32 MB comes from the system in 8192 zeroed pages, and touching them takes longer than computing it: ask for
+// large pages. Only whole large pages inside the block are concerned; nothing else changes.
+LATTE_INLINE void large_pages(void* data, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t page = uintptr_t(1) << 21, from = ((uintptr_t)data + page - 1) & ~(page - 1), to = ((uintptr_t)data + uintptr_t(bytes)) & ~(page - 1);
+    if (bytes >= int64_t(4 * page) && to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
+// Waking threads costs some ten microseconds: not worth it for less than this many multiply-adds.
+LATTE_INLINE int64_t useful_threads(int64_t threads, double work) { return work < 2e5 ? 1 : threads; }
+
+// In how many pieces to cut each of `units` equal jobs so that threads are evenly busy; cutting costs repeated work, so the
+// fewest pieces with at most an eighth of idle time win.
+LATTE_INLINE int64_t pieces(int64_t units, int64_t threads, int64_t most) {
+    int64_t best = 1;
+    double best_load = 1e30;
+    for (int64_t n = 1; n <= most; ++n) {
+        const double load = double((units * n + threads - 1) / threads * threads) / double(units * n);
+        if (load < best_load - 1e-9) best = n, best_load = load;
+        if (load <= 1.125) break;
+    }
+    return best;
+}
+
+LATTE_END
