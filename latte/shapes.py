@@ -86,7 +86,9 @@ class Axes:
             )
         for axis, size in zip(axes, tensor.shape, strict=True):
             if size == 0:
-                raise ValueError(f"{self.op}: {name} has shape {given(tensor)}: axis {axis} is empty, expected at least 1")
+                raise ValueError(
+                    f"{self.op}: {name} has shape {given(tensor)}: axis {axis} is empty, expected at least 1"
+                )
             if self.sizes.setdefault(axis, size) != size:
                 wanted = ", ".join(f"{a}={self.sizes[a]}" if a in self.sizes else a for a in axes)
                 raise ValueError(f"{self.op}: {name} has shape {given(tensor)}, expected ({wanted})")

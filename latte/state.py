@@ -97,7 +97,9 @@ class State:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         if metadata.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a saved state: its format is {metadata.get('format')!r}, expected {FORMAT!r}")
+            raise ValueError(
+                f"{path} is not a saved state: its format is {metadata.get('format')!r}, expected {FORMAT!r}"
+            )
         return _build(json.loads(metadata["layout"]), tensors, "", path)
 
 

@@ -4,10 +4,10 @@ Each op has a reference (the equation, slow and obvious), a chunked form for tra
 state in and gives one out, and knows padding (``mask``) and documents (``reset`` or ``segments``).
 """
 
-from latte.ops.decay import DecayState, decay_attention
+from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.log_key import EMPTY, LatteState, bidirectional_latte, causal_latte
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
-from latte.ops.softmax import AttentionState, causal_attention
+from latte.ops.softmax import AttentionState, softmax_attention
 from latte.ops.window import WindowState, window_attention
 
 __all__ = [
@@ -19,10 +19,11 @@ __all__ = [
     "ScanState",
     "WindowState",
     "bidirectional_latte",
-    "causal_attention",
     "causal_conv",
     "causal_latte",
     "decay_attention",
     "diagonal_scan",
+    "document_attention",
+    "softmax_attention",
     "window_attention",
 ]

@@ -24,7 +24,9 @@ def choose_backend(op: str, backend: str | None, tensor: Tensor) -> str:
     fits = op in NATIVE_OPS and tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
     if backend == "native" and not fits:
         have = f"{op} on {tensor.device.type} in {tensor.dtype}"
-        raise ValueError(f"{op}: no native kernel serves {have}, expected float32 or float64 on a CPU with the kernels built")
+        raise ValueError(
+            f"{op}: no native kernel serves {have}, expected float32 or float64 on a CPU with the kernels built"
+        )
     if wanted in ("reference", "torch"):
         return wanted
     return "native" if fits else "torch"

@@ -8,6 +8,7 @@ g = 0 is linear attention (equation 4), a constant per head RetNet, one per toke
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from latte.ops.backends import choose_backend, compute_dtype
@@ -83,6 +84,35 @@ def decay_attention(
     return run(q_BTHK, k_BTHK, v_BTHV, log_decay, before, mask, reset)
 
 
+def document_attention(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *, mask: Tensor | None = None, segments: Tensor | None = None
+) -> Tensor:
+    """y_t = sum_s (q_t . k_s) v_s over the real tokens of t's whole document: bidirectional, with no decay.
+
+    Shapes: q and k (B, T, H, K), v (B, T, H, V), ``segments`` (B, T); y (B, T, H, V), 0 at padding. Packed documents
+    are summed from the left and from the right, so that time and memory stay linear however many there are.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not agree, or no tokens.
+    """
+    axes = Axes("document_attention")
+    axes.bind("q", q_BTHK, "BTHK")
+    axes.bind("k", k_BTHK, "BTHK")
+    axes.bind("v", v_BTHV, "BTHV")
+    axes.flags("mask", mask)
+    axes.ids("segments", segments)
+    q, k, v, _ = _prepare(q_BTHK, k_BTHK, v_BTHV, None, mask)
+    if segments is None:
+        y_BTHV = torch.einsum("bthk,bhkv->bthv", q, torch.einsum("bthk,bthv->bhkv", k, v))
+    else:
+        starts_BT = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+        ends_BT = F.pad(starts_BT[:, 1:], (0, 1), value=True)
+        upto, _ = decay_attention(q, k, v, reset=starts_BT)
+        onwards, _ = decay_attention(q.flip(1), k.flip(1), v.flip(1), reset=ends_BT.flip(1))
+        y_BTHV = upto + onwards.flip(1) - (q * k).sum(-1, keepdim=True) * v
+    return zero_padding(y_BTHV, mask).to(v_BTHV.dtype)
+
+
 def decay_attention_step(
     q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, gate_BHK: Tensor | None, sum_BHKV: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -143,7 +173,14 @@ def decay_attention_chunked(
         total = gates.cumsum(dim=-2)
         segments = to_chunks(segment, size)
         chunks = Chunks(
-            qs, ks, vs, total, torch.zeros_like(total[..., 0, :]), total[..., -1, :], segments, segments_before(segments)
+            qs,
+            ks,
+            vs,
+            total,
+            torch.zeros_like(total[..., 0, :]),
+            total[..., -1, :],
+            segments,
+            segments_before(segments),
         )
         y_BNHCV, sum_BHKV = gated_chunks(chunks, state.sum_BHKV)
         state = DecayState(sum_BHKV)

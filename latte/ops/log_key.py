@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latte.ops.backends import choose_backend, compute_dtype, wide_dtype
-from latte.ops.decay import decay_attention
+from latte.ops.decay import document_attention
 from latte.ops.gated import (
     BLOCK,
     Chunks,
@@ -228,28 +228,14 @@ def bidirectional_latte(
     p, k, v = (x.to(dtype) for x in (p_BTHM, k_BTHM, v_BTHV))
     if mask is not None:
         k, v = torch.where(mask[..., None, None], k, EMPTY), torch.where(mask[..., None, None], v, 0.0)
+    # Shifting the logits of a document changes nothing: by its own maximum, which carries no gradient.
     if segments is None:
-        mean_BHMV = torch.einsum("bthm,bthv->bhmv", k.softmax(dim=1), v)
-        y_BTHV = torch.einsum("bthm,bhmv->bthv", p, mean_BHMV)
+        share_BTHM = k.softmax(dim=1)
     else:
         starts_BT = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
-        y_BTHV = _bidirectional_packed(p, k, v, starts_BT)
-    return zero_padding(y_BTHV, mask).to(v_BTHV.dtype)
-
-
-def _bidirectional_packed(p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, starts_BT: Tensor) -> Tensor:
-    """Normalise the keys within each document, then read its sums from the left and from the right.
-
-    Linear in T however many documents there are: neither a (T, T) nor a (documents, T) tensor is formed.
-    """
-    index_BTHM = starts_BT.long().cumsum(1)[..., None, None].expand_as(k_BTHM)
-    # A shift of the logits within a document changes nothing: its own maximum, which carries no gradient.
-    top_BTHM = torch.full_like(k_BTHM, EMPTY).scatter_reduce(1, index_BTHM, k_BTHM.detach(), "amax")
-    weight_BTHM = (k_BTHM - top_BTHM.gather(1, index_BTHM)).exp()
-    norm_BTHM = torch.zeros_like(k_BTHM).scatter_add(1, index_BTHM, weight_BTHM)
-    share_BTHM = weight_BTHM / norm_BTHM.gather(1, index_BTHM)
-    upto, _ = decay_attention(p_BTHM, share_BTHM, v_BTHV, reset=starts_BT)
-    ends_BT = F.pad(starts_BT[:, 1:], (0, 1), value=True)
-    onwards, _ = decay_attention(p_BTHM.flip(1), share_BTHM.flip(1), v_BTHV.flip(1), reset=ends_BT.flip(1))
-    own = (p_BTHM * share_BTHM).sum(-1, keepdim=True) * v_BTHV
-    return upto + onwards.flip(1) - own
+        index_BTHM = starts_BT.long().cumsum(1)[..., None, None].expand_as(k)
+        top_BTHM = torch.full_like(k, EMPTY).scatter_reduce(1, index_BTHM, k.detach(), "amax")
+        weight_BTHM = (k - top_BTHM.gather(1, index_BTHM)).exp()
+        norm_BTHM = torch.zeros_like(k).scatter_add(1, index_BTHM, weight_BTHM)
+        share_BTHM = weight_BTHM / norm_BTHM.gather(1, index_BTHM)
+    return document_attention(p, share_BTHM, v, mask=mask, segments=segments).to(v_BTHV.dtype)

@@ -62,7 +62,9 @@ def diagonal_scan(
         # Going left, a document begins behind the token that stands before the next one's first.
         reset = None if reset is None else F.pad(reset[:, 1:], (0, 1)).flip(1)
     stepwise = chosen == "reference" or (backend is None and sizes["T"] == 1)
-    h_BTD, after = (diagonal_scan_reference if stepwise else diagonal_scan_chunked)(log_a_BTD, b_BTD, before, mask, reset)
+    h_BTD, after = (diagonal_scan_reference if stepwise else diagonal_scan_chunked)(
+        log_a_BTD, b_BTD, before, mask, reset
+    )
     return h_BTD.flip(1) if reverse else h_BTD, after
 
 
@@ -183,9 +185,7 @@ def causal_conv(
     return zero_padding(y_BTD, mask), _conv_tail(padded_BSD, K, mask, reset, count_B)
 
 
-def _conv_tail(
-    padded_BSD: Tensor, K: int, mask: Tensor | None, reset: Tensor | None, count_B: Tensor
-) -> ConvState:
+def _conv_tail(padded_BSD: Tensor, K: int, mask: Tensor | None, reset: Tensor | None, count_B: Tensor) -> ConvState:
     """The K - 1 inputs before the next token; those before its document's start are zeros."""
     if mask is None and reset is None:
         return ConvState(padded_BSD[:, padded_BSD.shape[1] - (K - 1) :])

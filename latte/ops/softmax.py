@@ -31,30 +31,35 @@ class AttentionState(State):
         )
 
 
-def causal_attention(
+def softmax_attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGV: Tensor,
     *,
+    causal: bool = True,
     scale: float | None = None,
     state: State | None = None,
     mask: Tensor | None = None,
     reset: Tensor | None = None,
-) -> tuple[Tensor, AttentionState]:
-    """Softmax attention to all s <= t, equations (1) to (3); the state grows by one key and value a token.
+) -> tuple[Tensor, AttentionState | None]:
+    """Softmax attention, equations (1) to (3), to all s <= t, or with ``causal=False`` to the whole document.
 
     Shapes: q (B, T, H, K), k (B, T, G, K), v (B, T, G, V), H a multiple of G; y (B, T, H, V), 0 at padding.
+    The causal state grows by one key and value a token; without ``causal`` there is none.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.
+        ValueError: shapes, dtypes or devices that do not agree, no tokens, a state of something else, or a state
+            without ``causal``.
     """
-    axes = Axes("causal_attention")
+    axes = Axes("softmax_attention")
     axes.bind("q", q_BTHK, "BTHK")
     axes.bind("k", k_BTGK, "BTGK")
     sizes = axes.bind("v", v_BTGV, "BTGV")
     axes.flags("mask", mask)
     axes.flags("reset", reset)
-    require_divides("causal_attention", sizes["G"], sizes["H"], "key/value heads", "query heads")
+    require_divides("softmax_attention", sizes["G"], sizes["H"], "key/value heads", "query heads")
+    if state is not None and not causal:
+        raise ValueError("softmax_attention: a state was given with causal=False, expected none")
     before = _require(state, AttentionState.empty(q_BTHK, sizes["G"], sizes["K"], sizes["V"]))
     T, past = sizes["T"], before.keys_BSGK.shape[1]
     segment_BT = segment_ids(reset, q_BTHK)
@@ -70,17 +75,18 @@ def causal_attention(
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
     k, v = (x.repeat_interleave(repeat, dim=1) if repeat > 1 else x for x in (k, v))
     if mask is None and reset is None and past == 0:
-        y_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        y_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
-        causal_TT = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-        same_BTT = causal_TT & (segment_BT[:, :, None] == segment_BT[:, None, :]) & real_BT[:, None, :]
+        order_TT = torch.ones(T, T, dtype=torch.bool, device=q.device)
+        order_TT = order_TT.tril() if causal else order_TT
+        same_BTT = order_TT & (segment_BT[:, :, None] == segment_BT[:, None, :]) & real_BT[:, None, :]
         carried_BTP = (segment_BT == 0)[:, :, None] & before.live_BS[:, None, :]
         seen_BTS = torch.cat([carried_BTP, same_BTT], dim=2)
         # A softmax over nothing is undefined: padding looks at itself, and its output is dropped below.
         alone_BTT = torch.eye(T, dtype=torch.bool, device=q.device) & ~real_BT[:, :, None]
         seen_BTS = seen_BTS | F.pad(alone_BTT, (past, 0))
         y_BHTV = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_BTS[:, None], scale=scale)
-    return zero_padding(y_BHTV.transpose(1, 2), mask), after
+    return zero_padding(y_BHTV.transpose(1, 2), mask), after if causal else None
 
 
 def _require(state: State | None, like: AttentionState) -> AttentionState:
@@ -88,14 +94,14 @@ def _require(state: State | None, like: AttentionState) -> AttentionState:
     if state is None:
         return like
     if not isinstance(state, AttentionState):
-        raise ValueError(f"causal_attention: state is a {type(state).__name__}, expected an AttentionState")
+        raise ValueError(f"softmax_attention: state is a {type(state).__name__}, expected an AttentionState")
     for (path, tensor), (_, other) in zip(state.tensors(), like.tensors(), strict=True):
         if tensor.shape[:1] + tensor.shape[2:] != other.shape[:1] + other.shape[2:]:
             wanted = "(" + ", ".join("any" if i == 1 else str(n) for i, n in enumerate(other.shape)) + ")"
-            raise ValueError(f"causal_attention: state.{path} has shape {given(tensor)}, expected {wanted}")
+            raise ValueError(f"softmax_attention: state.{path} has shape {given(tensor)}, expected {wanted}")
         if (tensor.device, tensor.dtype) != (other.device, other.dtype):
             raise ValueError(
-                f"causal_attention: state.{path} is {tensor.dtype} on {tensor.device}, "
+                f"softmax_attention: state.{path} is {tensor.dtype} on {tensor.device}, "
                 f"expected {other.dtype} on {other.device}"
             )
     return state

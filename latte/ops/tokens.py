@@ -15,7 +15,9 @@ def segment_ids(reset_BT: Tensor | None, like_BT: Tensor) -> Tensor:
     return reset_BT.long().cumsum(1)
 
 
-def positions(like_BT: Tensor, mask_BT: Tensor | None, reset_BT: Tensor | None, start_B: Tensor) -> tuple[Tensor, Tensor]:
+def positions(
+    like_BT: Tensor, mask_BT: Tensor | None, reset_BT: Tensor | None, start_B: Tensor
+) -> tuple[Tensor, Tensor]:
     """Place of each real token in its document, and how many tokens the last document has after the row.
 
     ``start_B`` is the number of tokens that a carried state has read of the document that the row continues.

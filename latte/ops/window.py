@@ -36,7 +36,9 @@ class WindowState(State):
     count_B: Tensor
 
     @classmethod
-    def empty(cls, like_BT: Tensor, left: int, sinks: int, kv_heads: int, key_width: int, value_width: int) -> WindowState:
+    def empty(
+        cls, like_BT: Tensor, left: int, sinks: int, kv_heads: int, key_width: int, value_width: int
+    ) -> WindowState:
         B = like_BT.shape[0]
         return cls(
             like_BT.new_zeros(B, left, kv_heads, key_width),
@@ -143,7 +145,9 @@ def window_attention_reference(
     segment_BS = torch.cat([torch.zeros_like(sink_BN), torch.zeros_like(ring_BR), segment_BT], dim=1)
     repeat = H // k_BTGK.shape[2]
     k_BSHK = torch.cat([state.sink_keys_BNGK, state.keys_BRGK, k_BTGK], dim=1).to(dtype).repeat_interleave(repeat, 2)
-    v_BSHV = torch.cat([state.sink_values_BNGV, state.values_BRGV, v_BTGV], dim=1).to(dtype).repeat_interleave(repeat, 2)
+    v_BSHV = (
+        torch.cat([state.sink_values_BNGV, state.values_BRGV, v_BTGV], dim=1).to(dtype).repeat_interleave(repeat, 2)
+    )
     distance_BTS = place_BT[:, :, None] - place_BS[:, None, :]
     near_BTS = (distance_BTS <= left) & (distance_BTS >= -right)
     sunk_BTS = (distance_BTS > left) & (place_BS < n_sinks)[:, None, :]
@@ -257,9 +261,7 @@ def _blocked(
             q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap
         )
     else:
-        y_BTHV, log_norm_BTH = _banded(
-            q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap
-        )
+        y_BTHV, log_norm_BTH = _banded(q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap)
     if state.sink_keys_BNGK.shape[1]:
         y_BTHV = _add_sinks(
             y_BTHV, log_norm_BTH, k_BTGK, v_BTGV, sink_query_BTHK, state, place_BT, left, scale, softcap

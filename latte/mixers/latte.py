@@ -1,0 +1,157 @@
+"""Latte and Latte-Macchiato: attention through latents, with a sliding window as latent 0 under the same softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from latte.mixers.base import Mixer, MixerConfig, register
+from latte.mixers.feeds import Feed, build_feed
+from latte.mixers.layers import Linear, RMSNorm, repeat_heads, split_heads
+from latte.mixers.window import Window
+from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte
+from latte.ops.tokens import segment_ids
+from latte.shapes import require_divides
+from latte.state import State, require_state, state
+
+
+@state
+class LatteMixerState(State):
+    feed: State | None
+    latents: LatteState
+    window: WindowState | None
+
+
+@register("latte")
+class LatteMixer(Mixer):
+    """y_t = p(0|t) sum_s p_0(s|t) v_s + sum_l p(l|t) sum_s p(s|l,t) v_s, equations (15) and (16).
+
+    p(.|t) is one softmax per head over the latents and, with a window, slot 0; p_0 is softmax attention on the window;
+    window and latents share values and output projection. Latent logits are not scaled. What feeds them is x, a
+    convolution of x or an RG-LRU over x (equation 19); the window and the values always come from x.
+    """
+
+    @dataclass(frozen=True)
+    class Options:
+        num_latents: int = 128  # over all heads
+        feed: Literal["x", "conv", "rglru"] = "x"
+        conv_size: int = 3
+        feed_norm: bool = False  # RMSNorm between feed and latents
+        radius: Literal["base", "power"] = "base"  # what of the RG-LRU starts in [0.9, 0.999]
+        window: int | None = None  # tokens before the present one; None: latents only
+        sinks: int = 0  # first tokens of the document that stay in sight of the window
+        softcap: float | None = None  # of the window's logits
+        rope: bool = True  # on the window's queries and keys
+        slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
+
+    normalised = True
+    directions = ("causal", "bidirectional")
+    examples = (
+        {},
+        {"feed": "conv"},
+        {"feed": "rglru"},
+        {"feed": "rglru", "feed_norm": True, "radius": "power"},
+        {"window": 5},
+        {"feed": "conv", "window": 4, "rope": False, "conv_size": 4},
+        {"feed": "rglru", "window": 3, "slot0_bias": 2.0},
+        {"window": 0, "softcap": 5.0},
+        {"window": 3, "sinks": 2},
+        {"feed": "conv", "window": 6, "sinks": 1, "softcap": 8.0, "num_key_value_heads": 1},
+        {"bidirectional": True},
+        {"bidirectional": True, "feed": "conv", "window": 2},
+        {"bidirectional": True, "feed": "rglru", "window": 3},
+    )
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__(config)
+        options, H = self.options, config.num_heads
+        require_divides("mixer 'latte'", H, options.num_latents, "num_heads", "num_latents")
+        self.latents_per_head = options.num_latents // H
+        self.slots = self.latents_per_head + (options.window is not None)
+        self.feed: Feed = build_feed(
+            options.feed,
+            config.hidden_size,
+            blocks=H,
+            conv_size=options.conv_size,
+            radius=options.radius,
+            bidirectional=config.bidirectional,
+        )
+        self.feed_norm = RMSNorm(config.hidden_size, config.norm_eps) if options.feed_norm else None
+        self.latent_q_proj = Linear(config.hidden_size, H * self.slots)
+        self.latent_k_proj = Linear(config.hidden_size, H * self.latents_per_head)
+        self.window = None
+        self.slot0_bias = None
+        if options.window is not None:
+            self.window = Window(config, options.window, options.sinks, options.softcap, options.rope)
+            if options.slot0_bias is not None:
+                self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
+        self.v_proj = Linear(config.hidden_size, config.kv_heads * config.width)
+        self.o_proj = Linear(H * config.width, config.hidden_size, residual=True)
+
+    def values(self, x_BTD: Tensor) -> Tensor:
+        return split_heads(self.v_proj(x_BTD), self.config.kv_heads)
+
+    def project(self, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+        return self.o_proj(y_BTHV.flatten(2))
+
+    def latents(self, x_BTD: Tensor, *, mask: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
+        y_BTD, _ = self._fed(x_BTD, None, mask, reset)
+        return self._slot_weights(y_BTD)
+
+    def init_state(self, like_BTD: Tensor) -> LatteMixerState:
+        config = self.config
+        return LatteMixerState(
+            self.feed.init_state(like_BTD),
+            LatteState.empty(like_BTD, config.num_heads, self.latents_per_head, config.width),
+            None if self.window is None else self.window.init_state(like_BTD),
+        )
+
+    def mix(
+        self,
+        x_BTD: Tensor,
+        values_BTGV: Tensor | None,
+        state: State | None,
+        mask: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, State | None]:
+        config = self.config
+        before = None if state is None else require_state("mixer 'latte'", state, self.init_state(x_BTD))
+        v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
+        v_BTHV = repeat_heads(v_BTGV, config.num_heads)
+        fed_BTD, feed_state = self._fed(x_BTD, before and before.feed, mask, reset)
+        p_BTHM = self._slot_weights(fed_BTD)
+        k_BTHM = split_heads(self.latent_k_proj(fed_BTD), config.num_heads)
+        latent_p_BTHM = p_BTHM if self.window is None else p_BTHM[..., 1:]
+        if config.bidirectional:
+            segments = None if reset is None else segment_ids(reset, x_BTD)
+            y_BTHV = bidirectional_latte(latent_p_BTHM, k_BTHM, v_BTHV, mask=mask, segments=segments)
+            latent_state = None
+        else:
+            y_BTHV, latent_state = causal_latte(
+                latent_p_BTHM, k_BTHM, v_BTHV, state=before and before.latents, mask=mask, reset=reset
+            )
+        window_state = None
+        if self.window is not None:
+            near_BTHV, window_state = self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
+            y_BTHV = p_BTHM[..., :1] * near_BTHV + y_BTHV
+        if latent_state is None:
+            return y_BTHV, None
+        return y_BTHV, LatteMixerState(feed_state, latent_state, window_state)
+
+    def _fed(
+        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        y_BTD, after = self.feed(x_BTD, state, mask, reset)
+        return (y_BTD if self.feed_norm is None else self.feed_norm(y_BTD)), after
+
+    def _slot_weights(self, fed_BTD: Tensor) -> Tensor:
+        """p(l|t) over slot 0 (with a window) and the latents: (B, T, H, slots)."""
+        logits_BTHM = split_heads(self.latent_q_proj(fed_BTD), self.config.num_heads)
+        if self.slot0_bias is not None:
+            first, rest = logits_BTHM[..., :1], logits_BTHM[..., 1:]
+            logits_BTHM = torch.cat([first + self.slot0_bias[:, None], rest], dim=-1)
+        wide = torch.float32 if logits_BTHM.dtype in (torch.float16, torch.bfloat16) else None
+        return logits_BTHM.softmax(dim=-1, dtype=wide).to(fed_BTD.dtype)

@@ -1,0 +1,47 @@
+"""Small layers that mixers share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A projection without bias; ``residual`` marks the last one before the residual stream, which starts smaller."""
+
+    def __init__(self, inputs: int, outputs: int, residual: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.residual = residual
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), times a learned scale; computed in float32 or better."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype in (torch.float32, torch.float64):
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
+    return x_BTD.unflatten(-1, (heads, -1))
+
+
+def repeat_heads(x_BTGV: Tensor, heads: int) -> Tensor:
+    """Each key/value head once for every query head of its group."""
+    groups = x_BTGV.shape[2]
+    return x_BTGV if groups == heads else x_BTGV.repeat_interleave(heads // groups, dim=2)
+
+
+def head_norm(y_BTHV: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head by itself, without parameters."""
+    return F.rms_norm(y_BTHV, y_BTHV.shape[-1:], None, eps)

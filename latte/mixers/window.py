@@ -1,0 +1,69 @@
+"""Sliding-window attention as a part of mixers: projections, rotary encoding, and the window op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from latte.mixers.base import MixerConfig
+from latte.mixers.layers import Linear, split_heads
+from latte.mixers.rotary import rotate, rotate_from_start
+from latte.ops import WindowState, window_attention
+from latte.ops.tokens import positions
+from latte.shapes import require_divides
+from latte.state import State
+
+
+class Window(nn.Module):
+    """p_0(s|t), equation (17): softmax attention to the last ``size`` tokens and the present one; values from outside.
+
+    Sinks are looked at from place min(t, sinks + size): as if right behind a full window, however far they are, because
+    a pretrained model knows no other distances.
+    """
+
+    def __init__(
+        self, config: MixerConfig, size: int, sinks: int = 0, softcap: float | None = None, rope: bool = True
+    ) -> None:
+        super().__init__()
+        if size < 0 or sinks < 0:
+            raise ValueError(f"window is {size} and sinks is {sinks}, expected at least 0 for both")
+        if sinks and config.bidirectional:
+            raise ValueError(f"sinks is {sinks}, expected 0: a bidirectional window has none")
+        if rope:
+            require_divides("rotary encoding", 2, config.width, "channels in a pair", "head width")
+        self.config, self.size, self.sinks, self.softcap, self.rope = config, size, sinks, softcap, rope
+        self.q_proj = Linear(config.hidden_size, config.num_heads * config.width)
+        self.k_proj = Linear(config.hidden_size, config.kv_heads * config.width)
+
+    def init_state(self, like_BTD: Tensor) -> WindowState:
+        width = self.config.width
+        return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
+
+    def forward(
+        self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        config = self.config
+        q_BTHK = split_heads(self.q_proj(x_BTD), config.num_heads)
+        k_BTGK = split_heads(self.k_proj(x_BTD), config.kv_heads)
+        sink_query = None
+        if self.rope and state is None and mask is None and reset is None and not self.sinks:
+            q_BTHK, k_BTGK = (rotate_from_start(x, config.rope_theta) for x in (q_BTHK, k_BTGK))
+        elif self.rope:
+            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if state is None else state.count_B
+            place_BT, _ = positions(x_BTD, mask, reset, start_B)
+            if self.sinks:
+                sink_query = rotate(q_BTHK, place_BT.clamp(max=self.sinks + self.size), config.rope_theta)
+            q_BTHK, k_BTGK = (rotate(x, place_BT, config.rope_theta) for x in (q_BTHK, k_BTGK))
+        return window_attention(
+            q_BTHK,
+            k_BTGK,
+            v_BTGV,
+            left=self.size,
+            right=self.size if config.bidirectional else 0,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            sink_query=sink_query,
+            mask=mask,
+            reset=reset,
+            state=state,
+        )
