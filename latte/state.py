@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import dataclass_transform
 
 from latte.shapes import given
 
@@ -103,6 +104,7 @@ class State:
         return _build(json.loads(metadata["layout"]), tensors, "", path)
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 def state(cls: type[S]) -> type[S]:
     """Class decorator: a frozen dataclass, known by name for loading and to torch as a pytree."""
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)

@@ -128,7 +128,7 @@ class Mixer(nn.Module):
         mask: Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Mix (B, T, D) along T; gives (B, T, D), 0 at padding, and the state after these tokens (None if bidirectional).
+        """Mix (B, T, D) along T: outputs (B, T, D), and the state after these tokens (None if bidirectional).
 
         Raises:
             ValueError: an input of another rank or width, masks that do not fit, a state of another mixer or batch, or
@@ -239,9 +239,8 @@ def parse_options(mixer: str, options_class: type, given: Mapping[str, Any]) -> 
     hints = typing.get_type_hints(options_class)
     for name, value in given.items():
         if name not in hints:
-            raise ValueError(
-                f"mixer {mixer!r} has no option {name!r}{_hint(name, hints)}, expected one of {', '.join(sorted(hints))}"
-            )
+            known = ", ".join(sorted(hints))
+            raise ValueError(f"mixer {mixer!r} has no option {name!r}{_hint(name, hints)}, expected one of {known}")
         if not _fits(value, hints[name]):
             raise ValueError(f"mixer {mixer!r}: option {name} is {value!r}, expected {_describe(hints[name])}")
     return options_class(**given)

@@ -1,4 +1,4 @@
-"""Gated linear attention (Yang et al., 2024): a matrix state whose every key channel forgets at its own, learned pace."""
+"""Gated linear attention (Yang et al., 2024): a matrix state whose key channels forget at a pace of their own."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def decay_attention(
     if chosen == "native" and not (backend is None and sizes["T"] == 1):
         from latte.ops import native
 
-        return native.decay_attention(q_BTHK, k_BTHK, v_BTHV, log_decay, before, mask, reset)
+        y_BTHV, sum_BHKV = native.decay_attention(q_BTHK, k_BTHK, v_BTHV, log_decay, before.sum_BHKV, mask, reset)
+        return y_BTHV, DecayState(sum_BHKV)
     stepwise = chosen == "reference" or (backend is None and sizes["T"] == 1)
     run = decay_attention_reference if stepwise else decay_attention_chunked
     return run(q_BTHK, k_BTHK, v_BTHV, log_decay, before, mask, reset)
@@ -169,7 +170,7 @@ def decay_attention_chunked(
         segment = segment_BT[:, block]
         segment = torch.cat([segment, segment[:, -1:].expand(-1, extra)], dim=1)
         qs, ks, vs, gates = (to_chunks(pad_tokens(x[:, block], extra), size) for x in (q, k, v, gate))
-        # Summed within each chunk alone: over many tokens a running sum would lose the digits that its differences need.
+        # Summed within each chunk alone: a long running sum would lose the digits that its differences need.
         total = gates.cumsum(dim=-2)
         segments = to_chunks(segment, size)
         chunks = Chunks(

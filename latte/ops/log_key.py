@@ -77,13 +77,13 @@ def causal_latte(
     before = require_state("causal_latte", state, LatteState.empty(p_BTHM, sizes["H"], sizes["M"], sizes["V"]))
     chosen = choose_backend("causal_latte", backend, p_BTHM)
     if backend is None and sizes["T"] == 1:
-        run = causal_latte_step
-    elif chosen == "native":
+        return causal_latte_step(p_BTHM, k_BTHM, v_BTHV, before, mask, reset)
+    if chosen == "native":
         from latte.ops import native
 
-        run = native.causal_latte
-    else:
-        run = causal_latte_reference if chosen == "reference" else causal_latte_chunked
+        y_BTHV, *after = native.causal_latte(p_BTHM, k_BTHM, v_BTHV, before.log_norm_BHM, before.mean_BHMV, mask, reset)
+        return y_BTHV, LatteState(*after)
+    run = causal_latte_reference if chosen == "reference" else causal_latte_chunked
     return run(p_BTHM, k_BTHM, v_BTHV, before, mask, reset)
 
 
@@ -152,7 +152,8 @@ def causal_latte_chunked(
         # Padding behind the row continues its last document with keys of no weight.
         segment = torch.cat([segment, segment[:, -1:].expand(-1, extra)], dim=1)
         p, k, v = pad_tokens(p, extra), pad_tokens(k, extra, EMPTY), pad_tokens(v, extra)
-        y_BNHCV, state = _block(*(to_chunks(x, size) for x in (p, k, v, segment)), state)
+        p, k, v, segments = (to_chunks(x, size) for x in (p, k, v, segment))
+        y_BNHCV, state = _block(p, k, v, segments, state)
         # The state now belongs to the last token's document: number documents from there.
         segment_BT = segment_BT - segment[:, -1:]
         outputs.append(from_chunks(y_BNHCV)[:, : block.stop - block.start])

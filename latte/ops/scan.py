@@ -55,7 +55,8 @@ def diagonal_scan(
     if chosen == "native" and not (backend is None and sizes["T"] == 1):
         from latte.ops import native
 
-        return native.diagonal_scan(log_a_BTD, b_BTD, before, mask, reset, reverse)
+        h_BTD, h_BD = native.diagonal_scan(log_a_BTD, b_BTD, before.h_BD, mask, reset, reverse)
+        return h_BTD, ScanState(h_BD)
     if reverse:
         log_a_BTD, b_BTD = log_a_BTD.flip(1), b_BTD.flip(1)
         mask = None if mask is None else mask.flip(1)

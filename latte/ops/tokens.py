@@ -24,10 +24,7 @@ def positions(
     Padding does not count: a token stands where it would stand with the padding removed.
     """
     B, T = like_BT.shape[:2]
-    if mask_BT is None:
-        real_BT = torch.ones(B, T, dtype=torch.long, device=like_BT.device)
-    else:
-        real_BT = mask_BT.long()
+    real_BT = like_BT.new_ones(B, T, dtype=torch.long) if mask_BT is None else mask_BT.long()
     read_BT = real_BT.cumsum(1)
     before_BT = -start_B[:, None].expand(B, T)
     if reset_BT is not None:

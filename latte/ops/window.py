@@ -129,7 +129,7 @@ def window_attention_reference(
 ) -> Tensor:
     """Equation (17) as written, over all pairs of tokens and all that the state holds. Quadratic in T."""
     dtype = compute_dtype(q_BTHK)
-    B, T, H, _ = q_BTHK.shape
+    B, _, H, _ = q_BTHK.shape
     n_sinks = state.sink_keys_BNGK.shape[1]
     place_BT, _ = positions(q_BTHK, mask, reset, state.count_B)
     segment_BT = segment_ids(reset, q_BTHK)
@@ -239,7 +239,6 @@ def _blocked(
     native: bool,
 ) -> Tensor:
     """The window over rows without gaps: history from the ring in front, padding moved to the back."""
-    T = q_BTHK.shape[1]
     place_BT, _ = positions(q_BTHK, mask, reset, state.count_B)
     segment_BT = segment_ids(reset, q_BTHK)
     moved = None
@@ -282,8 +281,7 @@ def _banded(
 ) -> tuple[Tensor, Tensor]:
     """Outputs and log-normalisers of queries against a band of keys; query t stands at key left + t."""
     dtype = compute_dtype(q_BTHK)
-    B, T, H, _ = q_BTHK.shape
-    G = k_BSGK.shape[2]
+    T, G = q_BTHK.shape[1], k_BSGK.shape[2]
     size = min(QUERY_BLOCK, T)
     span = left + size + right
     device = q_BTHK.device
@@ -327,7 +325,7 @@ def _add_sinks(
 ) -> Tensor:
     """Bring the first tokens of each query's document, where they lie behind the window, under its softmax."""
     dtype = y_BTHV.dtype
-    B, T = place_BT.shape
+    T = place_BT.shape[1]
     n, G = state.sink_keys_BNGK.shape[1:3]
     sink_N = torch.arange(n, device=y_BTHV.device)
     start_BT = torch.arange(T, device=y_BTHV.device) - place_BT

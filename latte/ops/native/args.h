@@ -32,4 +32,21 @@ struct LatteBackward {
     const uint8_t *mask, *reset;
 };
 
+// Query i stands at key S - T + i and sees `left` keys before it and `right` behind it.
+struct WindowForward {
+    int64_t is_double, threads, B, T, S, H, G, D, V, left, right;  // G key-value heads
+    double scale, softcap;
+    View q, k, v, y;
+    void* lse;                      // (B, T, H)
+    const int32_t *seg_q, *seg_k;  // (B, T), (B, S) or both null
+};
+
+struct WindowBackward {
+    int64_t is_double, threads, B, T, S, H, G, D, V, left, right;
+    double scale, softcap;
+    View q, k, v, y, dy, dq, dk, dv;  // dk and dv come as zeros
+    const void *lse, *dlse;
+    const int32_t *seg_q, *seg_k;
+};
+
 }  // namespace latte

@@ -6,7 +6,9 @@
 
 #define LATTE_KERNELS(X) \
     X(latte_forward, LatteForward) \
-    X(latte_backward, LatteBackward)
+    X(latte_backward, LatteBackward) \
+    X(window_forward, WindowForward) \
+    X(window_backward, WindowBackward)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
 #define LATTE_FIELD(name, type) void (*name)(const type*);

@@ -45,17 +45,21 @@ struct Lanes;
 template <>
 struct Lanes<float> {
     typedef float type __attribute__((vector_size(kBytes)));
+    typedef int32_t integer;
     typedef int32_t mask __attribute__((vector_size(kBytes)));
 };
 template <>
 struct Lanes<double> {
     typedef double type __attribute__((vector_size(kBytes)));
+    typedef int64_t integer;
     typedef int64_t mask __attribute__((vector_size(kBytes)));
 };
 template <class T>
 using Vec = typename Lanes<T>::type;
 template <class T>
 using Mask = typename Lanes<T>::mask;
+template <class T>
+using Int = typename Lanes<T>::integer;
 template <class T>
 constexpr int kWidth = kBytes / int(sizeof(T));
 
