@@ -44,3 +44,31 @@ def latte(
             ys.append(torch.einsum("hm,hmv->hv", p[b, t], S_b))
         rows.append((torch.stack(ys), a_b, S_b))
     return tuple(torch.stack(x) for x in zip(*rows, strict=True))  # type: ignore[return-value]
+
+
+def window(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: int,
+    right: int,
+    scale: float,
+    softcap: float,
+    seg_q: Tensor | None,
+    seg_k: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Sliding-window attention as full attention with a mask; -1e30 is the log-sum-exp of a query that sees nothing."""
+    T, S, repeat = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+    score = torch.einsum("bihd,bjhd->bhij", q, k) * scale
+    if softcap > 0:
+        score = softcap * (score / softcap).tanh()
+    at = torch.arange(T)[:, None] + S - T
+    key = torch.arange(S)[None]
+    seen = ((key >= at - left) & (key <= at + right)).expand(q.shape[0], T, S)
+    if seg_q is not None and seg_k is not None:
+        seen = seen & (seg_q[:, :, None] == seg_k[:, None]) & (seg_q[:, :, None] >= 0)
+    some = seen.any(-1)[:, None]
+    score = score.masked_fill(~seen[:, None], -torch.inf).masked_fill(~some[..., None], 0.0)
+    y = torch.einsum("bhij,bjhv->bihv", score.softmax(-1) * some[..., None], v)
+    return y, score.logsumexp(-1).masked_fill(~some, EMPTY).transpose(1, 2)

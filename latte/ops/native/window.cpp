@@ -1,0 +1,309 @@
+// Sliding-window softmax attention, forward and backward.
+//
+// A task is a span of queries of one key-value head with all the keys they see, packed once. Inside it, blocks of kBlock queries
+// meet their keys; every tile of 6 queries multiplies only the panels of keys that it can see, so little is computed in vain.
+// The row's maximum is over the keys that the row sees: nothing depends on a key outside its window.
+#include "args.h"
+#include "gemm.h"
+#include "work.h"
+
+LATTE_BEGIN
+
+constexpr int64_t kBlock = 4 * kTileRows;
+constexpr double kEmpty = -1e30;
+
+// Where a task lies: queries [i0, i0 + n) see keys [j0, j0 + m).
+struct Span {
+    int64_t b, g, i0, n, j0, m;
+};
+
+template <class A>
+Span span_of(const A& w, int64_t step, int64_t b, int64_t s, int64_t g) {
+    const int64_t hist = w.S - w.T, i0 = s * step, n = min64(step, w.T - i0);
+    const int64_t j0 = max64(0, hist + i0 - w.left), j1 = min64(w.S, hist + i0 + n + w.right);
+    return {b, g, i0, n, j0, j1 - j0};
+}
+
+// Keys [lo, hi) of a row, counted from the task's first key.
+template <class A>
+LATTE_INLINE void seen(const A& w, const Span& s, int64_t i, int64_t& lo, int64_t& hi) {
+    const int64_t at = w.S - w.T + i;
+    lo = max64(at - w.left, 0) - s.j0;
+    hi = min64(at + w.right + 1, w.S) - s.j0;
+}
+
+template <class T>
+LATTE_INLINE T* at(const View& v, int64_t b, int64_t t, int64_t h) {
+    return (T*)v.data + b * v.b + t * v.t + h * v.h;
+}
+
+// Ids of the keys of a task in integers as wide as T, so that a comparison gives a mask for T; -2 behind the end.
+template <class T>
+const Int<T>* key_ids(Int<T>* to, const int32_t* ids, int64_t m, int64_t padded_m) {
+    if (!ids) return nullptr;
+    for (int64_t j = 0; j < padded_m; ++j) to[j] = j < m ? ids[j] : -2;
+    return to;
+}
+
+template <class T>
+LATTE_INLINE Mask<T> visible(int64_t j, int64_t lo, int64_t hi, const Int<T>* ids, Int<T> id) {
+    Mask<T> index;
+    for (int i = 0; i < kWidth<T>; ++i) index[i] = Int<T>(j + i);
+    Mask<T> ok = (index >= Int<T>(lo)) & (index < Int<T>(hi));
+    if (ids) {
+        Mask<T> other;
+        memcpy(&other, ids + j, sizeof(other));
+        ok &= other == id;
+    }
+    return ok;
+}
+
+// Panels [first, last) of keys that queries [i, i + n) of the task see.
+template <class T, class A>
+LATTE_INLINE void panels(const A& w, const Span& s, int64_t i, int64_t n, int64_t& first, int64_t& last) {
+    int64_t lo, hi, skip;
+    seen(w, s, i, lo, skip);
+    seen(w, s, i + n - 1, skip, hi);
+    first = lo / kTileCols<T>;
+    last = (hi + kTileCols<T> - 1) / kTileCols<T>;
+}
+
+// out[rows][keys] = x (rows, width) . packed keys, for the panels each tile of rows sees; `origin` is the first panel of out.
+template <class T, class A>
+void scores(const A& w, const Span& s, int64_t i, int64_t rows, const T* x, int64_t width, int64_t ldx, const T* keys, T* out,
+            int64_t ldo, int64_t origin, int64_t end) {
+    constexpr int64_t N = kTileCols<T>;
+    for (int64_t p = origin; p < end; ++p)
+        for (int64_t r = 0; r < rows; r += kTileRows) {
+            int64_t first, last;
+            panels<T>(w, s, i + r, min64(kTileRows, rows - r), first, last);
+            if (p < first || p >= last) continue;
+            product<T, false>(x + r * ldx, ldx, 1, keys + p * width * N, width, out + r * ldo + (p - origin) * N, ldo);
+        }
+}
+
+// Turns a row of scores into exp(score - maximum), zeros where nothing is seen, and returns 1 / sum (0 if the row is empty).
+template <class T>
+T softmax_row(T* row, int64_t first, int64_t last, int64_t origin, int64_t lo, int64_t hi, const Int<T>* ids, int64_t id, T cap,
+              T* lse) {
+    constexpr int W = kWidth<T>;
+    const Vec<T> none = splat(T(kEmpty));
+    Vec<T> top = none;
+    if (id >= 0)
+        for (int64_t j = first; j < last; j += W) {
+            Vec<T> x = load(row + j - origin);
+            if (cap > 0) x = vtanh(x / cap) * cap;
+            if (ids || j < lo || j + W > hi) x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
+            if (ids || cap > 0 || j < lo || j + W > hi) store(row + j - origin, x);
+            top = vmax<T>(top, x);
+        }
+    const T m = max_lanes<T>(top);
+    if (id < 0 || !(m > T(kEmpty / 2))) {
+        for (int64_t j = first; j < last; j += W) store(row + j - origin, Vec<T>{});
+        *lse = T(kEmpty);
+        return 0;
+    }
+    Vec<T> total{};
+    for (int64_t j = first; j < last; j += W) {
+        const Vec<T> e = vexp(load(row + j - origin) - m);
+        store(row + j - origin, e);
+        total += e;
+    }
+    const T sum = sum_lanes<T>(total);
+    *lse = m + T(::log(double(sum)));
+    return T(1) / sum;
+}
+
+template <class T>
+void window_forward_typed(const WindowForward& w) {
+    constexpr int64_t N = kTileCols<T>, W = kWidth<T>;
+    const int64_t group = w.H / w.G, reach = w.left + w.right;
+    const double work = double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));
+    const int64_t threads = useful_threads(w.threads, work);
+    // Long spans pack fewer keys twice, short ones keep all threads busy and the packed keys in the second-level cache.
+    const int64_t step = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
+    const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
+    const int64_t keys = round_up(min64(w.S, step + reach), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
+    large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)));
+
+    parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
+        Scratch mem(room(keys * w.D, sizeof(T)) + room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) +
+                    room(kBlock * w.D, sizeof(T)) + room(kBlock * wide, sizeof(T)) + room(kBlock * Vp, sizeof(T)));
+        T *kp = mem.take<T>(keys * w.D), *vp = mem.take<T>(keys * Vp);
+        Int<T>* id_room = mem.take<Int<T>>(keys + W);
+        T *q = mem.take<T>(kBlock * w.D), *p = mem.zeros<T>(kBlock * wide), *y = mem.take<T>(kBlock * Vp);
+
+        for (int64_t u = begin; u < end; ++u) {
+            const Span s = span_of(w, step, u / w.G / steps, u / w.G % steps, u % w.G);
+            const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
+            pack_columns(kp, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
+            pack_rows(vp, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
+            for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
+                for (int64_t i = s.i0; i < s.i0 + s.n; i += kBlock) {
+                    const int64_t rows = min64(kBlock, s.i0 + s.n - i);
+                    int64_t origin, stop;
+                    panels<T>(w, s, i, rows, origin, stop);
+                    for (int64_t r = 0; r < kBlock; ++r)
+                        for (int64_t d = 0; d < w.D; ++d)
+                            q[r * w.D + d] = r < rows ? at<T>(w.q, s.b, i + r, h)[d] * T(w.scale) : T(0);
+                    scores(w, s, i, rows, q, w.D, w.D, kp, p, wide, origin, stop);
+                    T inverse[kBlock];
+                    for (int64_t r = 0; r < rows; ++r) {
+                        int64_t lo, hi, first, last;
+                        seen(w, s, i + r, lo, hi);
+                        const int64_t tile = r / kTileRows * kTileRows;
+                        panels<T>(w, s, i + tile, min64(kTileRows, rows - tile), first, last);
+                        inverse[r] = softmax_row(p + r * wide, first * N, last * N, origin * N, lo, hi, ids,
+                                                 w.seg_q ? w.seg_q[s.b * w.T + i + r] : 0, T(w.softcap),
+                                                 (T*)w.lse + (s.b * w.T + i + r) * w.H + h);
+                    }
+                    for (int64_t r = 0; r < rows; r += kTileRows) {
+                        int64_t lo, hi, skip;
+                        seen(w, s, i + r, lo, skip);
+                        seen(w, s, i + min64(r + kTileRows, rows) - 1, skip, hi);
+                        for (int64_t c = 0; c < Vp; c += N)
+                            product<T, false>(p + r * wide + lo - origin * N, wide, 1, vp + c * s.m + lo * N, hi - lo,
+                                              y + r * Vp + c, Vp);
+                    }
+                    for (int64_t r = 0; r < rows; ++r) {
+                        T* to = at<T>(w.y, s.b, i + r, h);
+                        for (int64_t c = 0; c < w.V; ++c) to[c] = inverse[r] != 0 ? y[r * Vp + c] * inverse[r] : T(0);
+                    }
+                }
+        }
+    });
+}
+
+// From scores and dy.v to probabilities and the gradients of the scores, over columns [origin, stop) of the block.
+template <class T>
+void gradient_row(T* p, T* ds, int64_t origin, int64_t stop, int64_t first, int64_t last, int64_t lo, int64_t hi,
+                  const Int<T>* ids, int64_t id, T cap, T lse, T delta) {
+    constexpr int W = kWidth<T>;
+    const bool empty = id < 0 || !(lse > T(kEmpty / 2));
+    for (int64_t j = origin; j < stop; j += W) {
+        T *pj = p + j - origin, *dj = ds + j - origin;
+        if (empty || j < first || j >= last) {
+            store(pj, Vec<T>{}), store(dj, Vec<T>{});
+            continue;
+        }
+        Vec<T> x = load(pj), slope = splat(T(1));
+        if (cap > 0) {
+            const Vec<T> u = vtanh(x / cap);
+            x = u * cap, slope = T(1) - u * u;
+        }
+        Vec<T> e = vexp(x - lse), d = e * (load(dj) - delta) * slope;
+        if (ids || j < lo || j + W > hi) {
+            const Mask<T> ok = visible<T>(j, lo, hi, ids, Int<T>(id));
+            e = ok ? e : Vec<T>{}, d = ok ? d : Vec<T>{};
+        }
+        store(pj, e), store(dj, d);
+    }
+    // Tiles of six keys may end behind the last panel.
+    for (int64_t j = stop - origin; j < stop - origin + kTileRows; ++j) p[j] = ds[j] = 0;
+}
+
+template <class T>
+void window_backward_typed(const WindowBackward& w) {
+    constexpr int64_t N = kTileCols<T>, W = kWidth<T>;
+    const int64_t group = w.H / w.G, reach = w.left + w.right;
+    const double work = 3.0 * double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));
+    const int64_t threads = useful_threads(w.threads, work);
+    // Spans no shorter than the reach share keys with their neighbours only: even and odd ones take turns to add to dk and dv.
+    const int64_t step = round_up(max64(96, reach), kBlock), steps = (w.T + step - 1) / step;
+    const int64_t Dp = round_up(w.D, N), Vp = round_up(w.V, N), keys = round_up(min64(w.S, step + reach), N);
+    const int64_t wide = min64(keys, round_up(kBlock + reach, N) + N) + round_up(kTileRows, W);
+    large_pages(w.dq.data, w.B * w.T * w.H * w.D * int64_t(sizeof(T)));
+
+    for (int64_t turn = 0; turn < 2; ++turn) {
+        const int64_t mine = (steps + 1 - turn) / 2;
+        parallel(w.B * mine * w.G, threads, [&](int64_t begin, int64_t end) {
+            const int64_t size = sizeof(T), more = keys + kTileRows;
+            Scratch mem(room(keys * w.D, size) + room(keys * w.V, size) + room(keys * Dp, size) + room(more * Dp, size) +
+                        room(more * Vp, size) + room(keys + W, size) + 3 * room(kBlock * Dp, size) + 2 * room(kBlock * Vp, size) +
+                        2 * room(kBlock * wide, size));
+            T *kt = mem.take<T>(keys * w.D), *vt = mem.take<T>(keys * w.V), *kr = mem.take<T>(keys * Dp);
+            T *dk = mem.take<T>(more * Dp), *dv = mem.take<T>(more * Vp);
+            Int<T>* id_room = mem.take<Int<T>>(keys + W);
+            T *q = mem.zeros<T>(kBlock * Dp), *qr = mem.take<T>(kBlock * Dp), *dq = mem.take<T>(kBlock * Dp);
+            T *dy = mem.zeros<T>(kBlock * Vp), *dyr = mem.take<T>(kBlock * Vp);
+            T *p = mem.zeros<T>(kBlock * wide), *ds = mem.zeros<T>(kBlock * wide);
+
+            for (int64_t u = begin; u < end; ++u) {
+                const Span s = span_of(w, step, u / w.G / mine, u / w.G % mine * 2 + turn, u % w.G);
+                const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
+                pack_columns(kt, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
+                pack_columns(vt, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
+                pack_rows(kr, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
+                memset(dk, 0, size_t(more * Dp * size));
+                memset(dv, 0, size_t(more * Vp * size));
+                for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
+                    for (int64_t i = s.i0; i < s.i0 + s.n; i += kBlock) {
+                        const int64_t rows = min64(kBlock, s.i0 + s.n - i);
+                        const int32_t* id = w.seg_q ? w.seg_q + s.b * w.T + i : nullptr;
+                        int64_t origin, stop;
+                        panels<T>(w, s, i, rows, origin, stop);
+                        T delta[kBlock];
+                        for (int64_t r = 0; r < kBlock; ++r) {
+                            const bool real = r < rows && !(id && id[r] < 0);
+                            const T *qi = at<T>(w.q, s.b, i + r, h), *gi = at<T>(w.dy, s.b, i + r, h), *yi = at<T>(w.y, s.b, i + r, h);
+                            for (int64_t d = 0; d < w.D; ++d) q[r * Dp + d] = real ? qi[d] * T(w.scale) : T(0);
+                            T dot = 0;
+                            for (int64_t c = 0; c < w.V; ++c) {
+                                dy[r * Vp + c] = real ? gi[c] : T(0);
+                                if (real) dot += gi[c] * yi[c];
+                            }
+                            delta[r] = real ? dot - ((const T*)w.dlse)[(s.b * w.T + i + r) * w.H + h] : T(0);
+                        }
+                        scores(w, s, i, rows, q, w.D, Dp, kt, p, wide, origin, stop);
+                        scores(w, s, i, rows, dy, w.V, Vp, vt, ds, wide, origin, stop);
+                        for (int64_t r = 0; r < rows; ++r) {
+                            int64_t lo, hi, first, last;
+                            seen(w, s, i + r, lo, hi);
+                            const int64_t tile = r / kTileRows * kTileRows;
+                            panels<T>(w, s, i + tile, min64(kTileRows, rows - tile), first, last);
+                            gradient_row(p + r * wide, ds + r * wide, origin * N, stop * N, first * N, last * N, lo, hi, ids,
+                                         id ? id[r] : 0, T(w.softcap), ((const T*)w.lse)[(s.b * w.T + i + r) * w.H + h], delta[r]);
+                        }
+                        int64_t from, to, lo, hi, skip;
+                        seen(w, s, i, from, skip);
+                        seen(w, s, i + rows - 1, skip, to);
+                        for (int64_t r = 0; r < rows; r += kTileRows) {
+                            seen(w, s, i + r, lo, skip);
+                            seen(w, s, i + min64(r + kTileRows, rows) - 1, skip, hi);
+                            for (int64_t c = 0; c < Dp; c += N)
+                                product<T, false>(ds + r * wide + lo - origin * N, wide, 1, kr + c * s.m + lo * N, hi - lo,
+                                                  dq + r * Dp + c, Dp);
+                        }
+                        for (int64_t r = 0; r < rows; ++r)
+                            for (int64_t d = 0; d < w.D; ++d) at<T>(w.dq, s.b, i + r, h)[d] = dq[r * Dp + d] * T(w.scale);
+                        pack_rows(qr, q, Dp, kBlock, Dp, (const Int<T>*)nullptr);
+                        pack_rows(dyr, dy, Vp, kBlock, Vp, (const Int<T>*)nullptr);
+                        for (int64_t j = from; j < to; j += kTileRows) {
+                            const int64_t at_key = j + s.j0 - (w.S - w.T) - i;  // the query standing at key j
+                            const int64_t r0 = max64(0, at_key - w.right), r1 = min64(rows, at_key + kTileRows + w.left);
+                            for (int64_t c = 0; c < Vp; c += N)
+                                product<T, true>(p + r0 * wide + j - origin * N, 1, wide, dyr + (c * kBlock + r0 * N), r1 - r0,
+                                                 dv + j * Vp + c, Vp);
+                            for (int64_t c = 0; c < Dp; c += N)
+                                product<T, true>(ds + r0 * wide + j - origin * N, 1, wide, qr + (c * kBlock + r0 * N), r1 - r0,
+                                                 dk + j * Dp + c, Dp);
+                        }
+                    }
+                for (int64_t j = 0; j < s.m; ++j) {
+                    T *dkj = at<T>(w.dk, s.b, s.j0 + j, s.g), *dvj = at<T>(w.dv, s.b, s.j0 + j, s.g);
+                    for (int64_t d = 0; d < w.D; ++d) dkj[d] += dk[j * Dp + d];
+                    for (int64_t c = 0; c < w.V; ++c) dvj[c] += dv[j * Vp + c];
+                }
+            }
+        });
+    }
+}
+
+LATTE_END
+
+namespace latte {
+namespace LATTE_ISA {
+void window_forward(const WindowForward* w) { w->is_double ? window_forward_typed<double>(*w) : window_forward_typed<float>(*w); }
+void window_backward(const WindowBackward* w) { w->is_double ? window_backward_typed<double>(*w) : window_backward_typed<float>(*w); }
+}  // namespace LATTE_ISA
+}  // namespace latte
