@@ -1,3 +1,21 @@
-"""Linear-time attention as a latent-variable model: Latte, Latte-Macchiato and their kin."""
+"""Linear-time attention as a latent-variable model: Latte, Latte-Macchiato and their kin.
+
+Importing this registers the models with transformers' Auto classes.
+"""
+
+from latte import mixers, ops
+from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
+from latte.state import State
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "LatteCache",
+    "LatteConfig",
+    "LatteForCausalLM",
+    "LatteForSequenceClassification",
+    "State",
+    "mixers",
+    "ops",
+    "preset",
+]

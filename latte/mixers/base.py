@@ -94,6 +94,9 @@ class Mixer(nn.Module):
         self.config = config
         self.options: Any = parse_options(self.name, self.Options, config.options)
 
+    def reset_parameters(self) -> None:
+        """Draw anew the parameters that the mixer itself owns; its layers have their own ways."""
+
     def mix(
         self,
         x_BTD: Tensor,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.ops import ConvState, ScanState, causal_conv, diagonal_scan
 from latte.ops.tokens import positions
@@ -29,6 +30,9 @@ class Feed(nn.Module):
     ) -> tuple[Tensor, State | None]:
         return x_BTD, None
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+
     def init_state(self, like_BTD: Tensor) -> State | None:
         return None
 
@@ -45,7 +49,7 @@ class ConvFeed(Feed):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=1 / math.sqrt(self.size))
+        init.normal_(self.weight, std=1 / math.sqrt(self.size))
 
     def forward(
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
@@ -85,14 +89,13 @@ class RGLRU(Feed):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.gate_weight, std=1 / math.sqrt(self.gate_weight.shape[-1]))
-        nn.init.zeros_(self.gate_bias)
-        with torch.no_grad():
-            # Uniform on the ring 0.9 < |a| < 0.999, then Lambda = softplus^-1(-log a).
-            log_a = torch.empty_like(self.decay).uniform_(0.9**2, 0.999**2).log() / 2
-            if self.radius == "power":
-                log_a = log_a / GATE_POWER
-            self.decay.copy_((-log_a).expm1().log())
+        init.normal_(self.gate_weight, std=1 / math.sqrt(self.gate_weight.shape[-1]))
+        init.zeros_(self.gate_bias)
+        # Uniform on the ring 0.9 < |a| < 0.999, then Lambda = softplus^-1(-log a).
+        log_a = torch.empty_like(self.decay, requires_grad=False).uniform_(0.9**2, 0.999**2).log() / 2
+        if self.radius == "power":
+            log_a = log_a / GATE_POWER
+        init.copy_(self.decay, (-log_a).expm1().log())
 
     def forward(
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from latte.mixers.base import Mixer, MixerConfig, register
 from latte.mixers.feeds import Feed, build_feed
@@ -90,6 +91,10 @@ class LatteMixer(Mixer):
                 self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
         self.v_proj = Linear(config.hidden_size, config.kv_heads * config.width)
         self.o_proj = Linear(H * config.width, config.hidden_size, residual=True)
+
+    def reset_parameters(self) -> None:
+        if self.slot0_bias is not None:
+            init.constant_(self.slot0_bias, self.options.slot0_bias)
 
     def values(self, x_BTD: Tensor) -> Tensor:
         return split_heads(self.v_proj(x_BTD), self.config.kv_heads)

@@ -1,0 +1,118 @@
+"""What a model remembers between calls: its layers' states, in the shape that transformers' ``generate`` expects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from latte.state import State, state
+
+
+@state
+class ModelState(State):
+    """The states of all layers, and how many tokens of its document each row has read."""
+
+    layers: tuple[State, ...]
+    count_B: Tensor
+
+
+class LatteCache(Cache):
+    """A :class:`ModelState` that calls of a model replace as they read.
+
+    The state itself never changes, so :meth:`snapshot` costs nothing. ``length`` counts the columns read, padding too.
+    """
+
+    def __init__(self, state: ModelState | None = None, length: int = 0) -> None:
+        super().__init__(layers=[])
+        self.state = state
+        self.length = length
+
+    def __len__(self) -> int:
+        return 0 if self.state is None else len(self.state.layers)
+
+    def __repr__(self) -> str:
+        return f"LatteCache({self.length} tokens read, {self.nbytes} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, over the whole batch."""
+        return 0 if self.state is None else self.state.nbytes
+
+    def snapshot(self) -> tuple[ModelState | None, int]:
+        """A moment to come back to with :meth:`rollback`."""
+        return self.state, self.length
+
+    def rollback(self, snapshot: tuple[ModelState | None, int]) -> None:
+        self.state, self.length = snapshot
+
+    def fork(self) -> LatteCache:
+        """A copy that reads on by itself."""
+        return LatteCache(None if self.state is None else self.state.fork(), self.length)
+
+    def select(self, index: Tensor) -> LatteCache:
+        """Rows ``index`` of the batch, in that order."""
+        return LatteCache(None if self.state is None else self.state.select(index), self.length)
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file; :meth:`load` reads it.
+
+        Raises:
+            ValueError: nothing was read yet.
+        """
+        if self.state is None:
+            raise ValueError("this cache has read no tokens yet: there is nothing to save")
+        self.state.save(path)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> LatteCache:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: the file holds something else than a model's state, or is damaged.
+        """
+        loaded = State.load(path, device)
+        if not isinstance(loaded, ModelState):
+            raise ValueError(f"{path} holds a {type(loaded).__name__}, expected a ModelState")
+        return cls(loaded, int(loaded.count_B.max()))
+
+    # What generate calls, under transformers' names.
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self.state is not None
+
+    def reset(self) -> None:
+        self.state, self.length = None, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state = self.state.repeat(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(indices)
+
+    def crop(self, max_length: int) -> None:
+        raise ValueError(
+            f"a recurrent state can't be cut back to {max_length} tokens, expected snapshot() before and rollback() after"
+        )

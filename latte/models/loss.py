@@ -1,0 +1,88 @@
+"""Next-token cross-entropy that never holds the tokens x vocabulary matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORE = -100
+# Logits held at a time, about: 2^24 floats are 64 MB.
+LOGITS_AT_ONCE = 1 << 24
+
+
+def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+    """Sum of -log softmax(hidden @ weight^T)[label] over tokens whose label is not -100.
+
+    The gradients are made along with the loss, block by block, so that no logits outlive their block.
+    """
+    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, labels_N)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+        # Tokens without a label cost nothing from here on.
+        kept = (labels_N != IGNORE).nonzero()[:, 0]
+        hidden, labels = hidden_ND[kept], labels_N[kept]
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        hidden_grad = torch.empty_like(hidden) if wants_hidden else None
+        weight_grad = torch.zeros_like(weight_VD) if wants_weight else None
+        total = hidden.new_zeros((), dtype=torch.float64 if hidden.dtype == torch.float64 else torch.float32)
+        size = max(1, LOGITS_AT_ONCE // weight_VD.shape[0])
+        for start in range(0, labels.shape[0], size):
+            block = slice(start, start + size)
+            logits = (hidden[block] @ weight_VD.T).to(total.dtype)
+            total += F.cross_entropy(logits, labels[block], reduction="sum")
+            if wants_hidden or wants_weight:
+                # d loss / d logits = softmax - one-hot
+                logits = logits.softmax(dim=-1)
+                logits[torch.arange(logits.shape[0], device=logits.device), labels[block]] -= 1
+                logits = logits.to(hidden.dtype)
+            if hidden_grad is not None:
+                torch.mm(logits, weight_VD, out=hidden_grad[block])
+            if weight_grad is not None:
+                weight_grad.addmm_(logits.T, hidden[block])
+        ctx.save_for_backward(kept, hidden_grad, weight_grad)
+        ctx.shape = hidden_ND.shape
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        kept, hidden_grad, weight_grad = ctx.saved_tensors
+        if hidden_grad is not None:
+            scaled = hidden_grad * gradient.to(hidden_grad.dtype)
+            hidden_grad = scaled.new_zeros(ctx.shape).index_copy_(0, kept, scaled)
+        if weight_grad is not None:
+            weight_grad = weight_grad * gradient.to(weight_grad.dtype)
+        return hidden_grad, weight_grad, None
+
+
+def next_token_loss(
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    labels_BT: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    num_items: Tensor | int | None = None,
+) -> Tensor:
+    """Mean loss of predicting each label from the token before it, within its document.
+
+    Labels of -100, padding, and the first token of every document are not predicted. ``num_items`` divides the sum
+    instead of the number of predicted tokens: for batches that are parts of a larger one.
+    """
+    targets_BT = labels_BT[:, 1:]
+    if mask is not None:
+        targets_BT = targets_BT.masked_fill(~(mask[:, 1:] & mask[:, :-1]), IGNORE)
+    if reset is not None:
+        targets_BT = targets_BT.masked_fill(reset[:, 1:], IGNORE)
+    targets_N = targets_BT.flatten()
+    total = linear_cross_entropy(hidden_BTD[:, :-1].flatten(0, 1), weight_VD, targets_N)
+    if num_items is None:
+        num_items = (targets_N != IGNORE).sum().clamp(min=1)
+    elif isinstance(num_items, Tensor):
+        num_items = num_items.to(total.device)
+    return total / num_items
