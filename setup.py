@@ -1,7 +1,7 @@
 """Builds the native kernels into the package; everything else is in pyproject.toml.
 
-Each kernel source is compiled once per instruction set and the library chooses at run time, so a wheel built anywhere runs
-anywhere. Without a working compiler the install goes on: the same functions then run in torch.
+Each kernel source is compiled once per instruction set and the library chooses at run time, so a wheel built anywhere
+runs anywhere. Without a working compiler the install goes on: the same functions then run in torch.
 """
 
 import platform

@@ -49,4 +49,38 @@ struct WindowBackward {
     const int32_t *seg_q, *seg_k;
 };
 
+// Views of (B, T, D): the stride of heads is not used.
+struct ScanForward {
+    int64_t is_double, threads, B, T, D, reverse;
+    View log_a, b, h;
+    const void* h0;  // (B, D)
+    void* h1;
+    const uint8_t *mask, *reset;
+};
+
+struct ScanBackward {
+    int64_t is_double, threads, B, T, D, reverse;
+    View log_a, b, dh, dlog_a, db;
+    const void *h0, *dh1;
+    void* dh0;
+    const uint8_t *mask, *reset;
+};
+
+// `decays` is the width of g: 0 (none), 1 (one a head) or K.
+struct DecayForward {
+    int64_t is_double, threads, B, T, H, K, V, decays;
+    View q, k, v, g, y;
+    const void* S0;  // (B, H, K, V)
+    void* S1;
+    const uint8_t *mask, *reset;
+};
+
+struct DecayBackward {
+    int64_t is_double, threads, B, T, H, K, V, decays;
+    View q, k, v, g, dy, dq, dk, dv, dg;
+    const void *S0, *dS1;
+    void* dS0;
+    const uint8_t *mask, *reset;
+};
+
 }  // namespace latte

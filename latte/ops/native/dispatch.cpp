@@ -8,7 +8,11 @@
     X(latte_forward, LatteForward) \
     X(latte_backward, LatteBackward) \
     X(window_forward, WindowForward) \
-    X(window_backward, WindowBackward)
+    X(window_backward, WindowBackward) \
+    X(scan_forward, ScanForward) \
+    X(scan_backward, ScanBackward) \
+    X(decay_forward, DecayForward) \
+    X(decay_backward, DecayBackward)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
 #define LATTE_FIELD(name, type) void (*name)(const type*);

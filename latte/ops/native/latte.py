@@ -14,7 +14,8 @@ EMPTY = -1e30  # the log of nothing, finite so that differences of two of them a
 
 torch.library.define(
     "latte::causal_latte",
-    "(Tensor p, Tensor k, Tensor v, Tensor log_norm0, Tensor mean0, Tensor? mask, Tensor? reset) -> (Tensor, Tensor, Tensor)",
+    "(Tensor p, Tensor k, Tensor v, Tensor log_norm0, Tensor mean0, Tensor? mask, Tensor? reset) "
+    "-> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "latte::causal_latte_backward",
@@ -37,7 +38,8 @@ def causal_latte(
     p: (B, T, H, M) weights p(l|t); k: (B, T, H, M) key logits; v: (B, T, H, V), all float32 or all float64.
     log_norm0: (B, H, M) float64, EMPTY at the start; mean0: (B, H, M, V). None for both starts afresh.
     mask: (B, T) bool, True at real tokens; reset: (B, T) bool, True where a document starts.
-    Returns y (B, T, H, V), log_norm (B, H, M) float64 and mean (B, H, M, V). Raises ValueError on other shapes or dtypes.
+    Returns y (B, T, H, V), log_norm (B, H, M) float64 and mean (B, H, M, V).
+    Raises ValueError on other shapes or dtypes.
     """
     B, T, H, M = p.shape
     V = v.shape[-1]

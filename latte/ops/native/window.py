@@ -13,8 +13,8 @@ from latte.ops.native import library
 
 torch.library.define(
     "latte::window_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? seg_q, Tensor? seg_k, SymInt left, SymInt right, float scale, float softcap) "
-    "-> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, Tensor? seg_q, Tensor? seg_k, SymInt left, SymInt right, float scale, "
+    "float softcap) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "latte::window_attention_backward",
@@ -27,18 +27,18 @@ def window_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    seg_q: Tensor | None,
+    seg_k: Tensor | None,
     left: int,
     right: int = 0,
     scale: float | None = None,
-    softcap: float = 0.0,
-    seg_q: Tensor | None = None,
-    seg_k: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of each query to the `left` keys before its place, its own, and the `right` keys behind it.
 
     q: (B, T, H, D); k: (B, S, G, D); v: (B, S, G, V); H a multiple of G, S >= T; query i stands at key S - T + i.
-    scale multiplies q.k (None: D ** -0.5); softcap > 0 makes it softcap * tanh(scale * q.k / softcap).
-    seg_q: (B, T), seg_k: (B, S) integer ids: only equal ids see each other; a negative id sees and is seen by nothing.
+    seg_q: (B, T), seg_k: (B, S) integer ids, or None for both: only equal ids see each other; a negative id sees and is
+    seen by nothing. scale multiplies q.k (None: D ** -0.5); with a softcap it is softcap * tanh(scale * q.k / softcap).
     Returns y (B, T, H, V), zero where nothing is seen, and the log-sum-exp of the scores (B, T, H), -1e30 there.
     Raises ValueError on other shapes or dtypes.
     """
@@ -60,6 +60,7 @@ def window_attention(
         library.shape("seg_k", seg_k, B, S)
         seg_q, seg_k = seg_q.to(torch.int32), seg_k.to(torch.int32)
     scale = D**-0.5 if scale is None else scale
+    softcap = softcap or 0.0
     if T <= 16 and library.direct(q, k, v):
         return _forward(q, k, v, seg_q, seg_k, left, right, scale, softcap)
     return torch.ops.latte.window_attention(q, k, v, seg_q, seg_k, left, right, scale, softcap)

@@ -50,12 +50,12 @@ def window(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    seg_q: Tensor | None,
+    seg_k: Tensor | None,
     left: int,
     right: int,
     scale: float,
     softcap: float,
-    seg_q: Tensor | None,
-    seg_k: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Sliding-window attention as full attention with a mask; -1e30 is the log-sum-exp of a query that sees nothing."""
     T, S, repeat = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
@@ -72,3 +72,44 @@ def window(
     score = score.masked_fill(~seen[:, None], -torch.inf).masked_fill(~some[..., None], 0.0)
     y = torch.einsum("bhij,bjhv->bihv", score.softmax(-1) * some[..., None], v)
     return y, score.logsumexp(-1).masked_fill(~some, EMPTY).transpose(1, 2)
+
+
+def scan(
+    log_a: Tensor, b: Tensor, h: Tensor, mask: Tensor | None, reset: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """The diagonal scan, in either direction."""
+    B, T = b.shape[:2]
+    rows = []
+    for n in range(B):
+        state, out = h[n], [torch.zeros_like(b[n, 0])] * T
+        for t in reversed(range(T)) if reverse else range(T):
+            mark = t + 1 if reverse else t
+            if reset is not None and mark < T and reset[n, mark]:
+                state = torch.zeros_like(state)
+            if mask is None or mask[n, t]:
+                state = log_a[n, t].exp() * state + b[n, t]
+                out[t] = state
+        rows.append((torch.stack(out), state))
+    return tuple(torch.stack(x) for x in zip(*rows, strict=True))  # type: ignore[return-value]
+
+
+def decay(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, S: Tensor, mask: Tensor | None, reset: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Linear attention with decay."""
+    B, T = q.shape[:2]
+    rows = []
+    for b in range(B):
+        state, ys = S[b], []
+        for t in range(T):
+            if reset is not None and reset[b, t]:
+                state = torch.zeros_like(state)
+            if mask is not None and not mask[b, t]:
+                ys.append(torch.zeros_like(v[b, t]))
+                continue
+            if g is not None:
+                state = (g[b, t][:, None] if g.dim() == 3 else g[b, t]).exp()[..., None] * state
+            state = state + k[b, t][..., None] * v[b, t][:, None]
+            ys.append(torch.einsum("hk,hkv->hv", q[b, t], state))
+        rows.append((torch.stack(ys), state))
+    return tuple(torch.stack(x) for x in zip(*rows, strict=True))  # type: ignore[return-value]

@@ -53,11 +53,11 @@ def test_outputs_and_gradients_follow_masked_attention(
         q, k, v, seg_q, seg_k = inputs(T + D, 2, T, T + history, *heads, D, V, dtype, segments)
         scale = 0.7
         expected, expected_grads = gradients(
-            window, *(x.double() for x in (q, k, v)), left, right, scale, softcap, seg_q, seg_k
+            window, *(x.double() for x in (q, k, v)), seg_q, seg_k, left, right, scale, softcap
         )
         if strided:
             q, k, v = spread(q), spread(k), spread(v)
-        got, got_grads = gradients(native.window_attention, q, k, v, left, right, scale, softcap, seg_q, seg_k)
+        got, got_grads = gradients(native.window_attention, q, k, v, seg_q, seg_k, left, right, scale, softcap)
         seen = expected[1] > -1e29
         assert relative(got[0], expected[0]) < tolerance
         assert relative(got[1][seen], expected[1][seen]) < tolerance
@@ -76,30 +76,30 @@ def test_gradcheck(softcap):
 
 def test_the_future_changes_no_bit():
     q, k, v, *_ = inputs(2, 1, 100, 100, 2, 1, 8, 8, torch.float32, False)
-    y, lse = native.window_attention(q, k, v, 20)
+    y, lse = native.window_attention(q, k, v, None, None, 20)
     for cut in (1, 24, 50, 77):
         other = [x.clone() for x in (q, k, v)]
         for x in other:
             x[:, cut:] = 100 * torch.randn_like(x[:, cut:])
-        y2, lse2 = native.window_attention(*other, 20)
+        y2, lse2 = native.window_attention(*other, None, None, 20)
         assert torch.equal(y2[:, :cut], y[:, :cut])
         assert torch.equal(lse2[:, :cut], lse[:, :cut])
 
 
 def test_history_is_the_same_as_a_longer_prefix():
     q, k, v, *_ = inputs(3, 2, 60, 60, 2, 2, 7, 5, torch.float64, False)
-    y, lse = native.window_attention(q, k, v, 9)
+    y, lse = native.window_attention(q, k, v, None, None, 9)
     for cut in (1, 30, 59):
-        y2, lse2 = native.window_attention(q[:, cut:], k[:, max(0, cut - 9) :], v[:, max(0, cut - 9) :], 9)
+        y2, lse2 = native.window_attention(q[:, cut:], k[:, max(0, cut - 9) :], v[:, max(0, cut - 9) :], None, None, 9)
         assert relative(y2, y[:, cut:]) < 1e-13
         assert relative(lse2, lse[:, cut:]) < 1e-13
 
 
 def test_invalid_positions_are_inert_whatever_they_hold():
     q, k, v, seg_q, seg_k = inputs(4, 2, 50, 60, 2, 1, 7, 5, torch.float32, True)
-    expected, expected_grads = gradients(native.window_attention, q, k, v, 12, 3, None, 0.0, seg_q, seg_k)
+    expected, expected_grads = gradients(native.window_attention, q, k, v, seg_q, seg_k, 12, 3)
     q[seg_q < 0], k[seg_k < 0], v[seg_k < 0] = float("nan"), float("nan"), float("nan")
-    got, grads = gradients(native.window_attention, q, k, v, 12, 3, None, 0.0, seg_q, seg_k)
+    got, grads = gradients(native.window_attention, q, k, v, seg_q, seg_k, 12, 3)
     for x, y in zip((*got, *grads), (*expected, *expected_grads), strict=True):
         assert torch.equal(x, y)
     assert not got[0][seg_q < 0].any()
@@ -110,7 +110,7 @@ def test_invalid_positions_are_inert_whatever_they_hold():
 
 def test_large_scores_are_finite():
     q, k, v, *_ = inputs(5, 1, 40, 40, 1, 1, 8, 8, torch.float32, False)
-    got, grads = gradients(native.window_attention, 1e3 * q, 1e3 * k, v, 10)
+    got, grads = gradients(native.window_attention, 1e3 * q, 1e3 * k, v, None, None, 10)
     assert all(x.isfinite().all() for x in (*got, *grads))
 
 
@@ -120,7 +120,7 @@ def test_operator_is_well_formed_and_compiles():
     torch.library.opcheck(torch.ops.latte.window_attention, (*leaves, seg_q.int(), seg_k.int(), 7, 2, 0.5, 3.0))
 
     def function(*x: Tensor) -> Tensor:
-        y, lse = native.window_attention(*x, 7, 2, 0.5, 3.0, seg_q, seg_k)
+        y, lse = native.window_attention(*x, seg_q, seg_k, 7, 2, 0.5, 3.0)
         return y.sin().sum() + lse.tanh().sum()
 
     got, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*leaves), function(*leaves)
@@ -132,8 +132,8 @@ def test_operator_is_well_formed_and_compiles():
 def test_wrong_inputs_are_named():
     q, k, v, *_ = inputs(7, 1, 4, 4, 2, 2, 3, 3, torch.float32, False)
     with pytest.raises(ValueError, match="heads a multiple"):
-        native.window_attention(q, torch.cat([k, k], 2)[:, :, :3], torch.cat([v, v], 2)[:, :, :3], 2)
+        native.window_attention(q, torch.cat([k, k], 2)[:, :, :3], torch.cat([v, v], 2)[:, :, :3], None, None, 2)
     with pytest.raises(ValueError, match="left and right"):
-        native.window_attention(q, k, v, -1)
+        native.window_attention(q, k, v, None, None, -1)
     with pytest.raises(ValueError, match="both seg_q and seg_k"):
-        native.window_attention(q, k, v, 1, seg_q=torch.zeros(1, 4, dtype=torch.int64))
+        native.window_attention(q, k, v, torch.zeros(1, 4, dtype=torch.int64), None, 1)
