@@ -114,5 +114,5 @@ class LatteCache(Cache):
 
     def crop(self, max_length: int) -> None:
         raise ValueError(
-            f"a recurrent state can't be cut back to {max_length} tokens, expected snapshot() before and rollback() after"
+            f"a recurrent state can't be cut back to {max_length} tokens, expected snapshot() before, rollback() after"
         )

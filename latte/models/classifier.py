@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from latte.models.config import LatteConfig
-from latte.models.decoder import LatteModel, LattePreTrainedModel, _padding_mask
+from latte.models.decoder import LatteModel, LattePreTrainedModel, padding_mask
 
 
 class LatteForSequenceClassification(LattePreTrainedModel):
@@ -24,7 +24,7 @@ class LatteForSequenceClassification(LattePreTrainedModel):
         self.model = LatteModel(config)
         features = config.hidden_size * (4 if config.two_towers else 1)
         self.head = nn.Linear(features, config.hidden_size)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.hidden_size, len(config.id2label or {}))
         self.post_init()
 
     def forward(
@@ -50,12 +50,12 @@ class LatteForSequenceClassification(LattePreTrainedModel):
             features = torch.cat([features, other, features * other, features - other], dim=-1)
         logits = self.score(F.gelu(self.head(features)))
         loss = None if labels is None else F.cross_entropy(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(loss=cast("torch.FloatTensor | None", loss), logits=logits)
 
     def _pool(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The mean over real tokens."""
         hidden_BTD = self.model(input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        mask = _padding_mask(attention_mask, hidden_BTD)
+        mask = padding_mask(attention_mask, hidden_BTD)
         if mask is None:
             return hidden_BTD.mean(dim=1)
         real_BT1 = mask[..., None].to(hidden_BTD.dtype)

@@ -68,9 +68,8 @@ class LatteConfig(PreTrainedConfig):
                 f"position_embedding is {self.position_embedding!r}, expected one of {', '.join(POSITIONS)}"
             )
         if self.layer_mixers is not None and len(self.layer_mixers) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_mixers has {len(self.layer_mixers)} entries, expected num_hidden_layers ({self.num_hidden_layers})"
-            )
+            layers = self.num_hidden_layers
+            raise ValueError(f"layer_mixers has {len(self.layer_mixers)} entries, expected {layers}, one per layer")
         for layer in range(self.num_hidden_layers):
             name, mixer_config = self.mixer_config(layer)
             parse_options(name, mixer_class(name).Options, mixer_config.options)

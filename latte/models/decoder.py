@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from latte.models.cache import LatteCache, ModelState
 from latte.models.config import LatteConfig
 from latte.models.loss import next_token_loss
 from latte.ops.tokens import positions
+from latte.shapes import Axes
 
 
 class LattePreTrainedModel(PreTrainedModel):
@@ -26,8 +27,8 @@ class LattePreTrainedModel(PreTrainedModel):
     config_class = LatteConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("Block",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _no_split_modules = ["Block"]  # noqa: RUF012  (the base class declares both so)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -81,9 +82,10 @@ class LatteModel(LattePreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("both or neither of input_ids and inputs_embeds were given, expected exactly one")
         x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        mask = _padding_mask(attention_mask, x_BTD)
-        if reset is not None:
-            reset = reset.to(torch.bool)
+        mask = padding_mask(attention_mask, x_BTD)
+        axes = Axes("model")
+        axes.bind("input", x_BTD, "BTD")
+        axes.flags("reset", reset)
         cache = past_key_values
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
@@ -120,8 +122,8 @@ class LatteModel(LattePreTrainedModel):
         limit = self.config.max_position_embeddings
         if not torch.compiler.is_compiling() and int(place_BT.max()) >= limit:
             raise ValueError(
-                f"a document reaches place {int(place_BT.max())}, expected less than max_position_embeddings ({limit}): "
-                f"learned positions end there"
+                f"a document reaches place {int(place_BT.max())}, but learned positions end at "
+                f"max_position_embeddings ({limit})"
             )
         return place_BT.clamp(min=0)
 
@@ -174,12 +176,15 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
         hidden_BTD = outputs.last_hidden_state
         loss = None
         if labels is not None:
+            if labels.shape != hidden_BTD.shape[:2]:
+                wanted = tuple(hidden_BTD.shape[:2])
+                raise ValueError(f"labels has shape {tuple(labels.shape)}, expected {wanted}")
             loss = next_token_loss(
                 hidden_BTD,
                 self.lm_head.weight,
                 labels,
-                mask=_padding_mask(attention_mask, hidden_BTD),
-                reset=None if reset is None else reset.to(torch.bool),
+                mask=padding_mask(attention_mask, hidden_BTD),
+                reset=reset,
                 num_items=num_items_in_batch,
             )
         logits = None
@@ -187,7 +192,7 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden_BTD[:, kept])
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=cast("torch.FloatTensor | None", loss),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
@@ -206,7 +211,7 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
         return False  # forward makes its own
 
 
-def _padding_mask(attention_mask: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+def padding_mask(attention_mask: Tensor | None, x_BTD: Tensor) -> Tensor | None:
     """The (B, T) boolean mask of these tokens, or None where none is padding."""
     if attention_mask is None:
         return None

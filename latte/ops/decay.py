@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype
+from latte.ops.backends import choose_backend, compute_dtype, wide_dtype
 from latte.ops.gated import (
     BLOCK,
     Chunks,
@@ -22,7 +22,7 @@ from latte.ops.gated import (
     segments_before,
     to_chunks,
 )
-from latte.ops.tokens import segment_ids, zero_padding
+from latte.ops.tokens import segment_ids, whole_document, zero_padding
 from latte.shapes import Axes, given
 from latte.state import State, require_state, state
 
@@ -86,7 +86,13 @@ def decay_attention(
 
 
 def document_attention(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, *, mask: Tensor | None = None, segments: Tensor | None = None
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    *,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """y_t = sum_s (q_t . k_s) v_s over the real tokens of t's whole document: bidirectional, with no decay.
 
@@ -103,7 +109,10 @@ def document_attention(
     axes.flags("mask", mask)
     axes.ids("segments", segments)
     q, k, v, _ = _prepare(q_BTHK, k_BTHK, v_BTHV, None, mask)
-    if segments is None:
+    if choose_backend("document_attention", backend, q) == "reference":
+        products_BHTS = torch.einsum("bthk,bshk->bhts", q, k) * whole_document(q, mask, segments)[:, None]
+        y_BTHV = torch.einsum("bhts,bshv->bthv", products_BHTS, v)
+    elif segments is None:
         y_BTHV = torch.einsum("bthk,bhkv->bthv", q, torch.einsum("bthk,bthv->bhkv", k, v))
     else:
         starts_BT = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
@@ -170,8 +179,9 @@ def decay_attention_chunked(
         segment = segment_BT[:, block]
         segment = torch.cat([segment, segment[:, -1:].expand(-1, extra)], dim=1)
         qs, ks, vs, gates = (to_chunks(pad_tokens(x[:, block], extra), size) for x in (q, k, v, gate))
-        # Summed within each chunk alone: a long running sum would lose the digits that its differences need.
-        total = gates.cumsum(dim=-2)
+        # Summed within each chunk alone, in float64: a sum of many or strong gates would lose the digits that its
+        # differences need.
+        total = gates.to(wide_dtype(gates.device)).cumsum(dim=-2)
         segments = to_chunks(segment, size)
         chunks = Chunks(
             qs,

@@ -32,7 +32,7 @@ class Chunks(NamedTuple):
     q_BNHCK: Tensor
     k_BNHCK: Tensor
     v_BNHCV: Tensor
-    gate_BNHCK: Tensor  # cumulative and inclusive; any constant may be added per chunk
+    gate_BNHCK: Tensor  # cumulative and inclusive; any constant may be added per chunk; may be wider than q, k and v
     gate_in_BNHK: Tensor  # the cumulative gate just before each chunk, on the same scale
     carry_BNHK: Tensor  # log of what a chunk leaves of the state it gets: last gate - gate_in
     segment_BNC: Tensor
@@ -74,9 +74,9 @@ def gated_chunks(x: Chunks, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
     last_BNHK = x.gate_BNHCK[..., -1, :]
     last_segment_BN = x.segment_BNC[..., -1]
     kept_BN1C1 = (x.segment_BNC == last_segment_BN[..., None])[:, :, None, :, None]
-    fade_BNHCK = _exp_where(kept_BN1C1, last_BNHK[..., None, :] - x.gate_BNHCK)
+    fade_BNHCK = _exp_where(x.q_BNHCK, kept_BN1C1, last_BNHK[..., None, :] - x.gate_BNHCK)
     added_BNHKV = (x.k_BNHCK * fade_BNHCK).transpose(-1, -2) @ x.v_BNHCV
-    carry_BNHK = _exp_where((last_segment_BN == x.segment_in_BN)[:, :, None, None], x.carry_BNHK)
+    carry_BNHK = _exp_where(x.q_BNHCK, (last_segment_BN == x.segment_in_BN)[:, :, None, None], x.carry_BNHK)
 
     states = []
     for n in range(added_BNHKV.shape[1]):
@@ -86,7 +86,7 @@ def gated_chunks(x: Chunks, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
 
     # What each token reads of the state its chunk got.
     reads_BN1C1 = (x.segment_BNC == x.segment_in_BN[..., None])[:, :, None, :, None]
-    reach_BNHCK = _exp_where(reads_BN1C1, x.gate_BNHCK - x.gate_in_BNHK[..., None, :])
+    reach_BNHCK = _exp_where(x.q_BNHCK, reads_BN1C1, x.gate_BNHCK - x.gate_in_BNHK[..., None, :])
     return y_BNHCV + (x.q_BNHCK * reach_BNHCK) @ before_BNHKV, state_BHKV
 
 
@@ -99,7 +99,7 @@ def _within_scalar(x: Chunks) -> Tensor:
     """One gate for all channels: a plain product of queries and keys, faded by the time between them."""
     gate_BNHC = x.gate_BNHCK[..., 0]
     seen_BN1CC = _seen(x.segment_BNC)[:, :, None]
-    fade_BNHCC = _exp_where(seen_BN1CC, gate_BNHC[..., :, None] - gate_BNHC[..., None, :])
+    fade_BNHCC = _exp_where(x.q_BNHCK, seen_BN1CC, gate_BNHC[..., :, None] - gate_BNHC[..., None, :])
     return (x.q_BNHCK @ x.k_BNHCK.transpose(-1, -2) * fade_BNHCC) @ x.v_BNHCV
 
 
@@ -111,15 +111,17 @@ def _within_channels(x: Chunks) -> Tensor:
         here = slice(start, min(start + SUB_BLOCK, C))
         q, k, v, gate = (t[..., here, :] for t in (x.q_BNHCK, x.k_BNHCK, x.v_BNHCV, x.gate_BNHCK))
         segment = x.segment_BNC[..., here]
-        fade = _exp_where(_seen(segment)[:, :, None, :, :, None], gate[..., :, None, :] - gate[..., None, :, :])
+        fade = _exp_where(
+            x.q_BNHCK, _seen(segment)[:, :, None, :, :, None], gate[..., :, None, :] - gate[..., None, :, :]
+        )
         y = (q[..., :, None, :] * k[..., None, :, :] * fade).sum(-1) @ v
         if start:
             past = slice(0, start)
             pivot = x.gate_BNHCK[..., start - 1, None, :]
             pivot_segment = x.segment_BNC[..., start - 1, None]
-            reach = _exp_where((segment == pivot_segment)[:, :, None, :, None], gate - pivot)
+            reach = _exp_where(x.q_BNHCK, (segment == pivot_segment)[:, :, None, :, None], gate - pivot)
             held = (x.segment_BNC[..., past] == pivot_segment)[:, :, None, :, None]
-            fade_past = _exp_where(held, pivot - x.gate_BNHCK[..., past, :])
+            fade_past = _exp_where(x.q_BNHCK, held, pivot - x.gate_BNHCK[..., past, :])
             weights = (q * reach) @ (x.k_BNHCK[..., past, :] * fade_past).transpose(-1, -2)
             y = y + weights @ x.v_BNHCV[..., past, :]
         outputs.append(y)
@@ -133,6 +135,9 @@ def _seen(segment_NC: Tensor) -> Tensor:
     return causal & (segment_NC[..., :, None] == segment_NC[..., None, :])
 
 
-def _exp_where(condition: Tensor, exponent: Tensor) -> Tensor:
-    """e to ``exponent`` (at most 0 wherever the condition holds), exactly 0 elsewhere, with no NaN in its gradient."""
-    return torch.where(condition, exponent, UNSEEN).exp()
+def _exp_where(like: Tensor, condition: Tensor, exponent: Tensor) -> Tensor:
+    """e to ``exponent`` (at most 0 wherever the condition holds), exactly 0 elsewhere, with no NaN in its gradient.
+
+    In ``like``'s dtype: exponents may be wider, because they are differences of much larger numbers.
+    """
+    return torch.where(condition, exponent.to(like.dtype), UNSEEN).exp()

@@ -27,7 +27,7 @@ from latte.ops.gated import (
     segments_before,
     to_chunks,
 )
-from latte.ops.tokens import segment_ids, zero_padding
+from latte.ops.tokens import segment_ids, whole_document, zero_padding
 from latte.shapes import Axes
 from latte.state import State, require_state, state
 
@@ -210,6 +210,7 @@ def bidirectional_latte(
     *,
     mask: Tensor | None = None,
     segments: Tensor | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """Bidirectional Latte, equation (6): y_t = sum_l p(l|t) sum_s p(s|l) v_s over the real tokens of t's document.
 
@@ -225,6 +226,8 @@ def bidirectional_latte(
     axes.bind("v", v_BTHV, "BTHV")
     axes.flags("mask", mask)
     axes.ids("segments", segments)
+    if choose_backend("bidirectional_latte", backend, p_BTHM) == "reference":
+        return bidirectional_latte_reference(p_BTHM, k_BTHM, v_BTHV, mask, segments)
     dtype = compute_dtype(p_BTHM)
     p, k, v = (x.to(dtype) for x in (p_BTHM, k_BTHM, v_BTHV))
     if mask is not None:
@@ -240,3 +243,14 @@ def bidirectional_latte(
         norm_BTHM = torch.zeros_like(k).scatter_add(1, index_BTHM, weight_BTHM)
         share_BTHM = weight_BTHM / norm_BTHM.gather(1, index_BTHM)
     return document_attention(p, share_BTHM, v, mask=mask, segments=segments).to(v_BTHV.dtype)
+
+
+def bidirectional_latte_reference(
+    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, mask: Tensor | None, segments: Tensor | None
+) -> Tensor:
+    """Equation (6) as written: a softmax over s for every t and l. Quadratic in T."""
+    p, k, v = (x.to(compute_dtype(x)) for x in (p_BTHM, k_BTHM, v_BTHV))
+    seen_BTS = whole_document(p, mask, segments)
+    weights_BTSHM = torch.where(seen_BTS[..., None, None], k[:, None], EMPTY).softmax(dim=2)  # p(s|l)
+    y_BTHV = torch.einsum("bthm,btshm,bshv->bthv", p, weights_BTSHM, v)
+    return zero_padding(y_BTHV, mask).to(v_BTHV.dtype)

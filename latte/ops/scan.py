@@ -145,6 +145,7 @@ def causal_conv(
     state: State | None = None,
     mask: Tensor | None = None,
     reset: Tensor | None = None,
+    backend: str | None = None,
 ) -> tuple[Tensor, ConvState]:
     """Causal depthwise convolution, equation (18): y_t = sum_{i<K} w_i . x_{t-i}, within each document.
 
@@ -163,6 +164,8 @@ def causal_conv(
     axes.flags("reset", reset)
     T, K = sizes["T"], sizes["K"]
     before = require_state("causal_conv", state, ConvState.empty(x_BTD, K, sizes["D"]))
+    if choose_backend("causal_conv", backend, x_BTD) == "reference":
+        return causal_conv_reference(x_BTD, weight_DK, bias_D, before, mask, reset)
     start_B = torch.zeros(sizes["B"], dtype=torch.long, device=x_BTD.device)
     place_BT, count_B = positions(x_BTD, mask, reset, start_B)
     moved = None if mask is None else compact(mask)
@@ -184,6 +187,28 @@ def causal_conv(
     if moved is not None:
         y_BTD = moved.scatter(y_BTD)
     return zero_padding(y_BTD, mask), _conv_tail(padded_BSD, K, mask, reset, count_B)
+
+
+def causal_conv_reference(
+    x_BTD: Tensor,
+    weight_DK: Tensor,
+    bias_D: Tensor | None,
+    state: ConvState,
+    mask: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, ConvState]:
+    """Equation (18) token by token: drop the tail at a document's start, append, weigh."""
+    tail_BKD = state.tail_BKD
+    outputs = []
+    for t in range(x_BTD.shape[1]):
+        if reset is not None:
+            tail_BKD = torch.where(reset[:, t, None, None], 0.0, tail_BKD)
+        seen_BKD = torch.cat([tail_BKD, x_BTD[:, t, None]], dim=1)
+        y_BD = torch.einsum("bkd,dk->bd", seen_BKD, weight_DK)
+        outputs.append(y_BD if bias_D is None else y_BD + bias_D)
+        moved_BKD = seen_BKD[:, 1:]
+        tail_BKD = moved_BKD if mask is None else torch.where(mask[:, t, None, None], moved_BKD, tail_BKD)
+    return zero_padding(torch.stack(outputs, dim=1), mask), ConvState(tail_BKD)
 
 
 def _conv_tail(padded_BSD: Tensor, K: int, mask: Tensor | None, reset: Tensor | None, count_B: Tensor) -> ConvState:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.ops.backends import choose_backend
 from latte.ops.tokens import positions, segment_ids, zero_padding
 from latte.shapes import Axes, given, require_divides
 from latte.state import State, state
@@ -41,6 +42,7 @@ def softmax_attention(
     state: State | None = None,
     mask: Tensor | None = None,
     reset: Tensor | None = None,
+    backend: str | None = None,
 ) -> tuple[Tensor, AttentionState | None]:
     """Softmax attention, equations (1) to (3), to all s <= t, or with ``causal=False`` to the whole document.
 
@@ -74,7 +76,8 @@ def softmax_attention(
     repeat = sizes["H"] // sizes["G"]
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
     k, v = (x.repeat_interleave(repeat, dim=1) if repeat > 1 else x for x in (k, v))
-    if mask is None and reset is None and past == 0:
+    reference = choose_backend("softmax_attention", backend, q_BTHK) == "reference"
+    if mask is None and reset is None and past == 0 and not reference:
         y_BHTV = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     else:
         order_TT = torch.ones(T, T, dtype=torch.bool, device=q.device)
@@ -85,7 +88,11 @@ def softmax_attention(
         # A softmax over nothing is undefined: padding looks at itself, and its output is dropped below.
         alone_BTT = torch.eye(T, dtype=torch.bool, device=q.device) & ~real_BT[:, :, None]
         seen_BTS = seen_BTS | F.pad(alone_BTT, (past, 0))
-        y_BHTV = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_BTS[:, None], scale=scale)
+        if reference:  # equations (2) and (3) as written
+            logits_BHTS = (q @ k.transpose(-1, -2)) * (sizes["K"] ** -0.5 if scale is None else scale)
+            y_BHTV = logits_BHTS.masked_fill(~seen_BTS[:, None], float("-inf")).softmax(dim=-1) @ v
+        else:
+            y_BHTV = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_BTS[:, None], scale=scale)
     return zero_padding(y_BHTV.transpose(1, 2), mask), after if causal else None
 
 

@@ -67,6 +67,15 @@ def take_tokens(x_BT: Tensor, index_BN: Tensor) -> Tensor:
     return _take(x_BT, index_BN)
 
 
+def whole_document(like_BT: Tensor, mask_BT: Tensor | None, segments_BT: Tensor | None) -> Tensor:
+    """Which tokens belong to the document of which, (B, T, S): what a bidirectional reference sees."""
+    B, T = like_BT.shape[:2]
+    seen_BTS = torch.ones(B, T, T, dtype=torch.bool, device=like_BT.device)
+    if segments_BT is not None:
+        seen_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
+    return seen_BTS if mask_BT is None else seen_BTS & mask_BT[:, None, :]
+
+
 def zero_padding(y_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
     """``y`` with exact zeros at padding, so that a pad's output says nothing and carries no gradient."""
     if mask_BT is None:

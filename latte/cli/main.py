@@ -1,0 +1,52 @@
+"""The ``latte`` command: finds the subcommand, reads its settings, and turns mistakes into one clear sentence."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+#: Subcommands, each a module of this package with a ``run`` function.
+COMMANDS = {
+    "train": "Train a model from a recipe.",
+    "eval": "Measure perplexity by context length, streaming.",
+    "compare": "Train several variants on the same budget and put them side by side.",
+    "generate": "Continue a prompt of any length in constant memory.",
+    "doctor": "Check this machine: versions, backends, and every op against its reference.",
+}
+
+USAGE = "usage: latte COMMAND [options]\n\nLinear-time attention as a latent-variable model.\n\ncommands:\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 it failed for a reason it told, 2 the call was wrong."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE + "".join(f"  {name:<10} {text}\n" for name, text in COMMANDS.items()))
+        print("`latte COMMAND --help` explains a command and every option it has.")
+        return 0
+    if arguments[0] == "--version":
+        from latte import __version__
+
+        print(f"latte {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        print(f"latte: unknown command {name!r}{hint}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"latte.cli.{name}")
+    try:
+        return module.main(arguments[1:]) or 0
+    except KeyboardInterrupt:
+        print("latte: stopped", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:  # what users get wrong; anything else is our bug and shows its traceback
+        print(f"latte {name}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Presets: the paper's sizes, and mistakes in names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from latte.models import SIZES, VARIANTS, LatteForCausalLM, preset
+from latte.models.presets import PAPER_TABLE_1
+
+#: Variants whose parameters the text determines; the recurrent ones it does not (see docs/maths.md).
+DETERMINED = ("latte", "latte++", "latte-conv++", "latte-conv-swa++", "transformer++")
+
+
+def parameters(variant: str, size: str) -> int:
+    """Without the table of learned positions, whose length the paper's counts leave out."""
+    with torch.device("meta"):
+        model = LatteForCausalLM(preset(variant, size))
+    table = model.model.embed_positions
+    return model.num_parameters() - (0 if table is None else table.weight.numel())
+
+
+@pytest.mark.parametrize("variant", DETERMINED)
+def test_parameters_are_within_one_percent_of_the_paper(variant):
+    assert parameters(variant, "paper-150m") / 1e6 == pytest.approx(PAPER_TABLE_1[variant][1], rel=0.01)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_builds_at_every_size(variant, size):
+    assert parameters(variant, size) > 0
+
+
+def test_window_and_latents_follow_the_size():
+    options = preset("latte-r-swa++", "paper-150m").mixer_options
+    assert options == {"feed": "rglru", "window": 128, "num_latents": 128}
+    assert preset("latte-r-swa++", "tiny", window=7, hidden_size=64).mixer_options["window"] == 7
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match=r"unknown variant 'latte-rswa\+\+' \(did you mean 'latte-r-swa\+\+'"):
+        preset("latte-rswa++")
+    with pytest.raises(ValueError, match="unknown size 'medium'"):
+        preset("latte", "medium")
+    with pytest.raises(ValueError, match="unknown override 'hiden_size' \\(did you mean 'hidden_size'"):
+        preset("latte", hiden_size=3)
