@@ -1,0 +1,225 @@
+"""Where text comes from: each source gives its documents in a fixed order, and a digest of its contents."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from latte.errors import UserError
+from latte.files import digest_file, digest_json
+from latte.recipe import DataRecipe
+
+TEXT_SUFFIXES = frozenset(
+    (".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".sql", ".sh", ".py", ".pyi", ".c", ".h")
+)
+JSON_SUFFIXES = frozenset((".jsonl", ".ndjson"))
+# Not source code that people wrote to be read: tests, bundled wheels, installed packages.
+STDLIB_LEFT_OUT = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages", "_bundled", "__pycache__"))
+
+
+class Source(Protocol):
+    """Documents that can be read again and again."""
+
+    def documents(self) -> Iterator[str]: ...
+
+    def digest(self) -> str:
+        """Changes with any byte of the contents."""
+        ...
+
+
+def open_source(name: str, recipe: DataRecipe) -> Source:
+    """The source that ``name`` means under a recipe's settings.
+
+    Raises:
+        UserError: nothing there, or nothing in a known format.
+    """
+    source: Source
+    if name == "python-stdlib":
+        source = _stdlib()
+    elif name.startswith("hf:"):
+        source = HubSource(name.removeprefix("hf:"), recipe.hf_config, recipe.hf_split, recipe.text_field)
+    else:
+        source = _open_path(Path(name).expanduser(), recipe)
+    return source if recipe.limit_bytes is None else Limited(source, recipe.limit_bytes)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Text, JSON lines and parquet files; names are relative to ``root`` so that a moved folder is the same source."""
+
+    root: Path
+    files: tuple[Path, ...]
+    formats: tuple[str, ...]
+    text_field: str = "text"
+    separator: str | None = None
+
+    def documents(self) -> Iterator[str]:
+        for path, kind in zip(self.files, self.formats, strict=True):
+            if kind == "jsonl":
+                yield from self._json_lines(path)
+            elif kind == "parquet":
+                yield from self._parquet(path)
+            else:
+                yield from self._text(path)
+
+    def digest(self) -> str:
+        entries = [(path.relative_to(self.root).as_posix(), digest_file(path)) for path in self.files]
+        return digest_json([entries, self.formats, self.text_field, self.separator])
+
+    def _text(self, path: Path) -> Iterator[str]:
+        with _open(path) as file:
+            try:
+                text = file.read().decode("utf-8", errors="replace")
+            except (OSError, EOFError) as error:
+                raise UserError(f"{path} can't be read: {error}") from error
+        for document in text.split(self.separator) if self.separator else [text]:
+            if document.strip():
+                yield document
+
+    def _json_lines(self, path: Path) -> Iterator[str]:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+                yield _text_of(row, self.text_field, f"{path}, line {number}")
+
+    def _parquet(self, path: Path) -> Iterator[str]:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                if self.text_field not in file.schema_arrow.names:
+                    raise UserError(_no_field(self.text_field, file.schema_arrow.names, str(path)))
+                for batch in file.iter_batches(columns=[self.text_field]):
+                    yield from (str(value) for value in batch.column(0).to_pylist() if value)
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"{path} is not a readable parquet file: {error}") from error
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A Hugging Face dataset, from the hub, its cache or a local folder."""
+
+    name: str
+    config: str | None
+    split: str
+    text_field: str
+
+    def _rows(self) -> Any:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(self.name, self.config, split=self.split)
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(f"the dataset {self.name!r} (split {self.split!r}) can't be loaded: {reason}") from error
+        if self.text_field not in rows.column_names:
+            raise UserError(_no_field(self.text_field, rows.column_names, f"the dataset {self.name!r}"))
+        return rows
+
+    def documents(self) -> Iterator[str]:
+        for row in self._rows():
+            if row[self.text_field]:
+                yield str(row[self.text_field])
+
+    def digest(self) -> str:
+        # datasets' own fingerprint depends on paths and times for local files; the text does not.
+        total = hashlib.sha256()
+        for text in self.documents():
+            total.update(hashlib.sha256(text.encode("utf-8", "replace")).digest())
+        return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class Limited:
+    """The first ``limit`` bytes of another source."""
+
+    source: Source
+    limit: int
+
+    def documents(self) -> Iterator[str]:
+        left = self.limit
+        for text in self.source.documents():
+            raw = text.encode("utf-8", "replace")
+            if len(raw) >= left:
+                yield raw[:left].decode("utf-8", "ignore")
+                return
+            left -= len(raw)
+            yield text
+
+    def digest(self) -> str:
+        return digest_json([self.source.digest(), self.limit])
+
+
+def _stdlib() -> FileSource:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in STDLIB_LEFT_OUT]  # site-packages may be huge: never enter it
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    files = tuple(sorted(found, key=lambda path: path.relative_to(root).as_posix()))
+    if not files:
+        raise UserError(f"this Python keeps no source code of its standard library in {root}: set data.source")
+    return FileSource(root, files, ("text",) * len(files))
+
+
+def _open_path(path: Path, recipe: DataRecipe) -> FileSource:
+    if path.is_file():
+        files, root = [path], path.parent
+    elif path.is_dir():
+        root = path
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        if recipe.format == "auto":
+            files = [file for file in files if _format(file) is not None]
+        if not files:
+            raise UserError(f"the folder {path} holds no text, JSON lines or parquet files")
+    else:
+        raise UserError(
+            f"there is no file or folder {path}: data.source takes a path, python-stdlib, or hf:NAME for a dataset"
+        )
+    formats = [_format(file) if recipe.format == "auto" else recipe.format for file in files]
+    for file, kind in zip(files, formats, strict=True):
+        if kind is None:
+            raise UserError(f"the format of {file} is unknown: set data.format to text, jsonl or parquet")
+    return FileSource(root, tuple(files), tuple(map(str, formats)), recipe.text_field, recipe.separator)
+
+
+def _format(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    zipped = suffixes[-1:] == [".gz"]
+    suffix = (suffixes[:-1] if zipped else suffixes)[-1:]
+    if not suffix:
+        return "text" if zipped else None  # enwik8.gz has no other suffix
+    if suffix[0] in JSON_SUFFIXES:
+        return "jsonl"
+    if suffix[0] == ".parquet" and not zipped:
+        return "parquet"
+    return "text" if suffix[0] in TEXT_SUFFIXES else None
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _text_of(row: Any, field: str, where: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} holds a {type(row).__name__}, expected an object with the field {field!r}")
+    if field not in row:
+        raise UserError(_no_field(field, list(row), where))
+    return str(row[field])
+
+
+def _no_field(field: str, fields: list[str], where: str) -> str:
+    return f"{where} has no field {field!r}, only {', '.join(map(repr, fields))}: set data.text_field"

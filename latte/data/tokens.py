@@ -1,0 +1,217 @@
+"""Text to token files: split by document, tokenised once, memory-mapped, cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from latte.data.sources import Source, open_source
+from latte.data.tokenizer import (
+    byte_tokenizer,
+    encode_documents,
+    fingerprint,
+    load_tokenizer,
+    save_tokenizer,
+    train_bpe,
+)
+from latte.errors import UserError
+from latte.files import Damaged, digest_json, verify_folder, whole_folder
+from latte.recipe import DataRecipe
+
+VERSION = 1  # of the files below: a change makes old caches unknown, not misread
+PARTS = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One part of a corpus: the ids of all its documents in a row, and where each begins."""
+
+    ids: np.ndarray  # memory-mapped
+    starts: np.ndarray  # first id of each document, and the end of the last
+    text_bytes: np.ndarray  # length of each document's text
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.starts) - 1
+
+    def document(self, index: int) -> np.ndarray:
+        return np.asarray(self.ids[self.starts[index] : self.starts[index + 1]], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens to train on, tokens to validate on, and the tokenizer that made them."""
+
+    train: Tokens
+    valid: Tokens
+    tokenizer: PreTrainedTokenizerBase
+    digest: str
+
+
+def cache_folder(recipe: DataRecipe) -> Path:
+    return Path(recipe.cache or os.environ.get("LATTE_CACHE") or "~/.cache/latte").expanduser()
+
+
+def prepare(recipe: DataRecipe, say: Callable[[str], None] = lambda message: None) -> Corpus:
+    """The tokens of a recipe's text, from the cache if the same bytes were tokenised in the same way before.
+
+    Args:
+        say: told what takes time.
+
+    Raises:
+        UserError: no text, too little to split, or what :func:`open_source` and :func:`load_tokenizer` raise.
+    """
+    source = open_source(recipe.source, recipe)
+    valid = None if recipe.valid_source is None else open_source(recipe.valid_source, recipe)
+    tokenizer = _given_tokenizer(recipe.tokenizer)
+    key = digest_json(
+        {
+            "version": VERSION,
+            "source": source.digest(),
+            "valid": None if valid is None else valid.digest(),
+            "split": [recipe.split, recipe.valid_fraction, recipe.split_seed],
+            "tokenizer": ["bpe", recipe.vocab_size] if tokenizer is None else fingerprint(tokenizer),
+        }
+    )
+    folder = cache_folder(recipe) / "tokens" / key[:32]
+    if not _is_whole(folder):
+        say(f"tokenising {recipe.source}")
+        _build(folder, source, valid, tokenizer, recipe)
+    return _open(folder, key)
+
+
+def part_of(text: str, fraction: float, seed: int) -> str:
+    """train or valid, by a hash of the document's own text: equal documents are always in the same part."""
+    digest = hashlib.sha256(f"{seed}:".encode() + text.encode("utf-8", "replace")).digest()
+    return "valid" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
+
+
+def _split(source: Source, valid: Source | None, recipe: DataRecipe) -> Callable[[], Iterator[tuple[str, str]]]:
+    """A function that reads all documents again, each with the part it belongs to."""
+    if valid is not None:
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            yield from (("train", text) for text in source.documents())
+            yield from (("valid", text) for text in valid.documents())
+
+    elif recipe.split == "document":
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            for text in source.documents():
+                yield part_of(text, recipe.valid_fraction, recipe.split_seed), text
+
+    else:
+        cut = round(sum(len(text) for text in source.documents()) * (1 - recipe.valid_fraction))
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            read = 0
+            for text in source.documents():
+                here = min(max(cut - read, 0), len(text))
+                yield from (
+                    (part, piece) for part, piece in zip(PARTS, (text[:here], text[here:]), strict=True) if piece
+                )
+                read += len(text)
+
+    return pairs
+
+
+def _given_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    if name == "bpe":
+        return None
+    return byte_tokenizer() if name == "bytes" else load_tokenizer(name)
+
+
+def _build(
+    folder: Path, source: Source, valid: Source | None, tokenizer: PreTrainedTokenizerBase | None, recipe: DataRecipe
+) -> None:
+    pairs = _split(source, valid, recipe)
+    _require_both(pairs, recipe)
+    if tokenizer is None:
+        tokenizer = train_bpe((text for part, text in pairs() if part == "train"), recipe.vocab_size)
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    with whole_folder(folder) as scratch:
+        save_tokenizer(tokenizer, scratch / "tokenizer")
+        starts: dict[str, list[int]] = {part: [0] for part in PARTS}
+        sizes: dict[str, list[int]] = {part: [] for part in PARTS}
+        with (scratch / "train.ids").open("wb") as train_file, (scratch / "valid.ids").open("wb") as valid_file:
+            files = dict(zip(PARTS, (train_file, valid_file), strict=True))
+            for batch in _batches(pairs()):
+                for (part, text), ids in zip(batch, encode_documents(tokenizer, [t for _, t in batch]), strict=True):
+                    files[part].write(ids.astype(dtype).tobytes())
+                    starts[part].append(starts[part][-1] + len(ids))
+                    sizes[part].append(len(text.encode("utf-8", "replace")))
+        for part in PARTS:
+            np.save(scratch / f"{part}.starts.npy", np.array(starts[part], dtype=np.int64))
+            np.save(scratch / f"{part}.bytes.npy", np.array(sizes[part], dtype=np.int64))
+        (scratch / "meta.json").write_text(json.dumps({"dtype": np.dtype(dtype).name}))
+
+
+def _batches(pairs: Iterator[tuple[str, str]], characters: int = 1 << 22) -> Iterator[list[tuple[str, str]]]:
+    """Documents in groups that are worth a call on all cores and still fit in memory."""
+    batch: list[tuple[str, str]] = []
+    held = 0
+    for pair in pairs:
+        batch.append(pair)
+        held += len(pair[1])
+        if held >= characters:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _require_both(pairs: Callable[[], Iterator[tuple[str, str]]], recipe: DataRecipe) -> None:
+    counts = dict.fromkeys(PARTS, 0)
+    for part, _ in pairs():
+        counts[part] += 1
+    total = sum(counts.values())
+    if total == 0:
+        raise UserError(f"the corpus is empty: there is no text in {recipe.source}")
+    for part, count in counts.items():
+        if count:
+            continue
+        if recipe.valid_source is not None:
+            raise UserError(f"there is no text in {recipe.source if part == 'train' else recipe.valid_source}")
+        raise UserError(
+            f"a corpus of {total} document{'s' * (total > 1)} left none for {part}: set data.separator to cut the text "
+            f"into documents, data.split to tail, or data.valid_source"
+        )
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cached folder has every file at its full size; what a crash can break, without reading it all."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in manifest["files"].items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def check_cache(folder: Path) -> bool:
+    """Whether a cached folder is bit for bit what was written."""
+    try:
+        verify_folder(folder)
+    except Damaged:
+        return False
+    return True
+
+
+def _open(folder: Path, key: str) -> Corpus:
+    dtype = np.dtype(json.loads((folder / "meta.json").read_text())["dtype"])
+    train, valid = (
+        Tokens(
+            ids=np.memmap(folder / f"{part}.ids", dtype=dtype, mode="r"),
+            starts=np.load(folder / f"{part}.starts.npy"),
+            text_bytes=np.load(folder / f"{part}.bytes.npy"),
+        )
+        for part in PARTS
+    )
+    return Corpus(train, valid, AutoTokenizer.from_pretrained(folder / "tokenizer"), key)

@@ -1,0 +1,17 @@
+"""What goes wrong for the user's reasons, said in one sentence."""
+
+
+class UserError(ValueError):
+    """A mistake in what was given, not in the program: commands print its message alone and exit with status 2."""
+
+
+class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to stop, and did)
+    """A run that ended early because a signal asked it to, with everything saved.
+
+    Args:
+        signal_number: the signal received; commands exit with 128 plus it, as shells do.
+    """
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

@@ -1,0 +1,160 @@
+"""Files and folders that are written whole or not at all, and known by their contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+SCRATCH = ".part-"  # prefix of folders being written; whatever carries it is rubbish once its writer is gone
+
+
+class Damaged(ValueError):  # noqa: N818  (reads as what the folder is)
+    """A folder that is not what was written: a file missing, added, cut or changed."""
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's contents, whole or not at all, and on the disk when this returns."""
+    scratch = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-{path.name}")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path, **about: Any) -> Iterator[Path]:
+    """A scratch folder to fill; on leaving it becomes ``path``, with a manifest of checksums, on the disk, at once.
+
+    If the body fails nothing is left behind, and what stood at ``path`` before still stands.
+
+    Args:
+        about: JSON values to record in the manifest.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-{path.name}")
+    scratch.mkdir()
+    try:
+        yield scratch
+        _seal(scratch, about)
+        _put(scratch, path)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def verify_folder(path: Path) -> dict[str, Any]:
+    """The manifest of a folder that :func:`whole_folder` made, after comparing every byte with it.
+
+    Raises:
+        Damaged: anything differs from what was written.
+    """
+    try:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        checksum = manifest.pop("checksum")
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        raise Damaged(f"{path.name}/{MANIFEST} is missing or unreadable") from error
+    # The text itself is compared, not only its meaning: then a changed space is a change too.
+    if digest_json(manifest) != checksum or text != _canonical({**manifest, "checksum": checksum}):
+        raise Damaged(f"{path.name}/{MANIFEST} does not have the checksum it states")
+    present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {MANIFEST}
+    for name in sorted(present ^ manifest["files"].keys()):
+        raise Damaged(f"{path.name}/{name} is {'not in the manifest' if name in present else 'missing'}")
+    for name, entry in manifest["files"].items():
+        if (path / name).stat().st_size != entry["bytes"]:
+            raise Damaged(f"{path.name}/{name} has {(path / name).stat().st_size} bytes, expected {entry['bytes']}")
+        if digest_file(path / name) != entry["sha256"]:
+            raise Damaged(f"{path.name}/{name} does not have the checksum of its manifest")
+    return manifest
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what writers that were killed left in ``folder``; only for a folder that nobody writes to now."""
+    for path in folder.glob(f"{SCRATCH}*"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder so that no half of it is ever seen under its own name."""
+    if path.is_dir() and not path.name.startswith(SCRATCH):
+        aside = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-{path.name}")
+        path.rename(aside)
+        path = aside
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _seal(folder: Path, about: dict[str, Any]) -> None:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    entries = {}
+    for file in files:
+        entries[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": digest_file(file)}
+        _sync(file)
+    manifest: dict[str, Any] = {**about, "files": entries}
+    manifest["checksum"] = digest_json(manifest)
+    (folder / MANIFEST).write_text(_canonical(manifest), encoding="utf-8")
+    _sync(folder / MANIFEST)
+    for inner in [*(inner for inner in folder.rglob("*") if inner.is_dir()), folder]:
+        _sync(inner)
+
+
+def _put(scratch: Path, path: Path) -> None:
+    old = None
+    if path.exists():
+        old = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-old-{path.name}")
+        path.rename(old)
+    try:
+        scratch.rename(path)
+    except BaseException:
+        if old is not None:
+            old.rename(path)
+        raise
+    _sync(path.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True)
+
+
+def _digest(file: Any) -> str:  # Python 3.10 has no hashlib.file_digest
+    total = hashlib.sha256()
+    while block := file.read(1 << 20):
+        total.update(block)
+    return total.hexdigest()
