@@ -18,9 +18,9 @@ struct Span {
 };
 
 template <class A>
-Span span_of(const A& w, int64_t step, int64_t b, int64_t s, int64_t g) {
+Span span_of(const A& w, int64_t step, int64_t align, int64_t b, int64_t s, int64_t g) {
     const int64_t hist = w.S - w.T, i0 = s * step, n = min64(step, w.T - i0);
-    const int64_t j0 = max64(0, hist + i0 - w.left), j1 = min64(w.S, hist + i0 + n + w.right);
+    const int64_t j0 = max64(0, hist + i0 - w.left) / align * align, j1 = min64(w.S, hist + i0 + n + w.right);
     return {b, g, i0, n, j0, j1 - j0};
 }
 
@@ -123,7 +123,7 @@ void window_forward_typed(const WindowForward& w) {
     // Long spans pack fewer keys twice, short ones keep all threads busy and the packed keys in the second-level cache.
     const int64_t step = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
     const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
-    const int64_t keys = round_up(min64(w.S, step + reach), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
+    const int64_t keys = round_up(min64(w.S, step + reach + N), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
     large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)));
 
     parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
@@ -133,8 +133,9 @@ void window_forward_typed(const WindowForward& w) {
         Int<T>* id_room = mem.take<Int<T>>(keys + W);
         T *q = mem.take<T>(kBlock * w.D), *p = mem.zeros<T>(kBlock * wide), *y = mem.take<T>(kBlock * Vp);
 
+        // Panels start at multiples of N wherever the span starts, so how work is shared out changes no bit.
         for (int64_t u = begin; u < end; ++u) {
-            const Span s = span_of(w, step, u / w.G / steps, u / w.G % steps, u % w.G);
+            const Span s = span_of(w, step, N, u / w.G / steps, u / w.G % steps, u % w.G);
             const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
             pack_columns(kp, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
             pack_rows(vp, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
@@ -229,7 +230,7 @@ void window_backward_typed(const WindowBackward& w) {
             T *p = mem.zeros<T>(kBlock * wide), *ds = mem.zeros<T>(kBlock * wide);
 
             for (int64_t u = begin; u < end; ++u) {
-                const Span s = span_of(w, step, u / w.G / mine, u / w.G % mine * 2 + turn, u % w.G);
+                const Span s = span_of(w, step, 1, u / w.G / mine, u / w.G % mine * 2 + turn, u % w.G);
                 const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
                 pack_columns(kt, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
                 pack_columns(vt, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);

@@ -81,7 +81,10 @@ LATTE_INLINE void large_pages(void* data, int64_t bytes) {
 }
 
 // Waking threads costs some ten microseconds: not worth it for less than this many multiply-adds.
-LATTE_INLINE int64_t useful_threads(int64_t threads, double work) { return work < 2e5 ? 1 : threads; }
+#ifndef LATTE_MIN_WORK
+#define LATTE_MIN_WORK 2e5
+#endif
+LATTE_INLINE int64_t useful_threads(int64_t threads, double work) { return work < LATTE_MIN_WORK ? 1 : threads; }
 
 // In how many pieces to cut each of `units` equal jobs so that threads are evenly busy; cutting costs repeated work, so the
 // fewest pieces with at most an eighth of idle time win.

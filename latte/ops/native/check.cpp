@@ -1,0 +1,187 @@
+// Drives every kernel over odd shapes, for the sanitizers (sanitize.sh). Every buffer is an allocation of exactly its size, so
+// that AddressSanitizer sees a step past its end; every call is made with one thread and with three, and must give the same bits.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <memory>
+#include <vector>
+
+#include "args.h"
+
+#define DECLARE(name, type) extern "C" void name(const latte::type*);
+DECLARE(latte_forward, LatteForward)
+DECLARE(latte_backward, LatteBackward)
+DECLARE(window_forward, WindowForward)
+DECLARE(window_backward, WindowBackward)
+DECLARE(scan_forward, ScanForward)
+DECLARE(scan_backward, ScanBackward)
+DECLARE(decay_forward, DecayForward)
+DECLARE(decay_backward, DecayBackward)
+
+namespace {
+
+uint64_t seed = 1;
+double uniform() {
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    return double(seed >> 11) / double(1ull << 53);
+}
+
+// All buffers of one call; outputs are remembered, to be compared between runs.
+template <class T>
+struct Pool {
+    std::vector<std::unique_ptr<char[]>> held;
+    std::vector<std::pair<char*, size_t>> outputs;
+    std::vector<std::pair<const void*, int64_t>> doubles, singles;  // outputs by type
+
+    char* raw(size_t bytes) {
+        held.emplace_back(new char[bytes ? bytes : 1]);
+        return held.back().get();
+    }
+    template <class U = T>
+    U* random(int64_t n, double low, double high) {
+        U* p = (U*)raw(size_t(n) * sizeof(U));
+        for (int64_t i = 0; i < n; ++i) p[i] = U(low + (high - low) * uniform());
+        return p;
+    }
+    template <class U = T>
+    U* output(int64_t n) {
+        U* p = (U*)raw(size_t(n) * sizeof(U));
+        memset((void*)p, 0, size_t(n) * sizeof(U));
+        outputs.push_back({(char*)p, size_t(n) * sizeof(U)});
+        (sizeof(U) == 8 ? doubles : singles).push_back({p, n});
+        return p;
+    }
+    bool finite() const {
+        double sum = 0;
+        for (auto& o : doubles)
+            for (int64_t i = 0; i < o.second; ++i) sum += ((const double*)o.first)[i] * 0;
+        for (auto& o : singles)
+            for (int64_t i = 0; i < o.second; ++i) sum += double(((const float*)o.first)[i]) * 0;
+        return sum == 0;
+    }
+    uint8_t* flags(int64_t n, double chance) {
+        uint8_t* p = (uint8_t*)raw(size_t(n));
+        for (int64_t i = 0; i < n; ++i) p[i] = uniform() < chance;
+        return p;
+    }
+    // heads innermost, or outermost
+    latte::View view(T* p, int64_t Tn, int64_t H, int64_t width, bool outer) {
+        return outer ? latte::View{p, Tn * H * width, width, Tn * width} : latte::View{p, Tn * H * width, H * width, width};
+    }
+    latte::View in(int64_t B, int64_t Tn, int64_t H, int64_t width, bool outer, double low = -2, double high = 2) {
+        return view(random(B * Tn * H * width, low, high), Tn, H, width, outer);
+    }
+    latte::View out(int64_t B, int64_t Tn, int64_t H, int64_t width) { return view(output(B * Tn * H * width), Tn, H, width, false); }
+};
+
+int failures = 0;
+
+// Runs `make` (which fills a pool and calls a kernel) with one and with three threads.
+template <class T, class F>
+void both(const char* what, F make) {
+    std::vector<char> first;
+    for (int64_t threads : {1, 3}) {
+        Pool<T> pool;
+        seed = 42;
+        make(pool, threads);
+        if (!pool.finite()) {
+            printf("%s: not finite\n", what);
+            ++failures;
+        }
+        std::vector<char> bits;
+        for (auto& o : pool.outputs) {
+            bits.insert(bits.end(), o.first, o.first + o.second);
+        }
+        if (threads == 1)
+            first = bits;
+        else if (first != bits) {
+            printf("%s: threads change the result\n", what);
+            ++failures;
+        }
+    }
+}
+
+template <class T>
+void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
+    const int64_t d = sizeof(T) == 8, B = 2;
+    for (int64_t Tn : lengths)
+        for (int64_t width : widths)
+            for (int64_t H : {1, 3})
+                for (bool extra : {false, true}) {
+                    const int64_t M = width, V = width == 8 ? 64 : width + 2;
+                    // A tiny chunk of work stays on one thread; these are large enough with H = 3, and V is cut with H = 1.
+                    both<T>("latte", [&](Pool<T>& p, int64_t threads) {
+                        const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                        auto w = p.in(B, Tn, H, M, extra, 0, 1), k = p.in(B, Tn, H, M, extra, -50, 50), v = p.in(B, Tn, H, V, extra);
+                        double* a = p.template random<double>(B * H * M, -1, 1);
+                        T* S = p.random(B * H * M * V, -1, 1);
+                        latte::LatteForward f{d, threads, B, Tn, H, M, V, w, k, v, p.out(B, Tn, H, V), a, S,
+                                              p.template output<double>(B * H * M), p.output(B * H * M * V), mask, reset};
+                        latte_forward(&f);
+                        latte::LatteBackward g{d, threads, B, Tn, H, M, V, w, k, v, p.in(B, Tn, H, V, extra), p.out(B, Tn, H, M),
+                                               p.out(B, Tn, H, M), p.out(B, Tn, H, V), a, S, p.template random<double>(B * H * M, -1, 1),
+                                               p.random(B * H * M * V, -1, 1), p.template output<double>(B * H * M),
+                                               p.output(B * H * M * V), mask, reset};
+                        latte_backward(&g);
+                    });
+                    for (int64_t decays : {int64_t(0), int64_t(1), M})
+                        both<T>("decay", [&](Pool<T>& p, int64_t threads) {
+                            const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                            auto q = p.in(B, Tn, H, M, extra), k = p.in(B, Tn, H, M, extra), v = p.in(B, Tn, H, V, extra);
+                            latte::View none{nullptr, 0, 0, 0}, decay = decays ? p.in(B, Tn, H, decays, extra, -1, 0) : none;
+                            T* S = p.random(B * H * M * V, -1, 1);
+                            latte::DecayForward f{d, threads, B, Tn, H, M, V, decays, q, k, v, decay, p.out(B, Tn, H, V), S,
+                                                  p.output(B * H * M * V), mask, reset};
+                            decay_forward(&f);
+                            latte::DecayBackward g{d, threads, B, Tn, H, M, V, decays, q, k, v, decay, p.in(B, Tn, H, V, extra),
+                                                   p.out(B, Tn, H, M), p.out(B, Tn, H, M), p.out(B, Tn, H, V),
+                                                   decays ? p.out(B, Tn, H, decays) : none, S, p.random(B * H * M * V, -1, 1),
+                                                   p.output(B * H * M * V), mask, reset};
+                            decay_backward(&g);
+                        });
+                    for (int64_t reverse : {0, 1})
+                        both<T>("scan", [&](Pool<T>& p, int64_t threads) {
+                            const int64_t D = width * 37;
+                            const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                            auto a = p.in(B, Tn, 1, D, false, -1, 0), x = p.in(B, Tn, 1, D, false);
+                            T* h = p.random(B * D, -1, 1);
+                            latte::ScanForward f{d, threads, B, Tn, D, reverse, a, x, p.out(B, Tn, 1, D), h, p.output(B * D), mask, reset};
+                            scan_forward(&f);
+                            latte::ScanBackward g{d, threads, B, Tn, D, reverse, a, x, p.in(B, Tn, 1, D, false), p.out(B, Tn, 1, D),
+                                                  p.out(B, Tn, 1, D), h, p.random(B * D, -1, 1), p.output(B * D), mask, reset};
+                            scan_backward(&g);
+                        });
+                    for (int64_t left : {0, 7, 40})
+                        both<T>("window", [&](Pool<T>& p, int64_t threads) {
+                            const int64_t S = Tn + (extra ? 9 : 0), G = 1, right = extra ? 5 : 0, D = width;
+                            int32_t *iq = nullptr, *ik = nullptr;
+                            if (extra) iq = p.template random<int32_t>(B * Tn, -0.9, 2), ik = p.template random<int32_t>(B * S, -1.9, 2);
+                            auto q = p.in(B, Tn, H, D, extra), k = p.in(B, S, G, D, extra), v = p.in(B, S, G, V, extra);
+                            const double cap = left == 7 ? 3.0 : 0.0;
+                            auto y = p.out(B, Tn, H, V);
+                            T* lse = p.output(B * Tn * H);
+                            latte::WindowForward f{d, threads, B, Tn, S, H, G, D, V, left, right, 0.5, cap, q, k, v, y, lse, iq, ik};
+                            window_forward(&f);
+                            latte::WindowBackward g{d, threads, B, Tn, S, H, G, D, V, left, right, 0.5, cap, q, k, v, y,
+                                                    p.in(B, Tn, H, V, extra), p.out(B, Tn, H, D), p.out(B, S, G, D), p.out(B, S, G, V),
+                                                    lse, p.random(B * Tn * H, -1, 1), iq, ik};
+                            window_backward(&g);
+                        });
+                }
+}
+
+}  // namespace
+
+int main(int argc, char**) {
+    // Any argument asks for the short run: what threads share does not depend on odd widths, and watching them is slow.
+    if (argc > 1) {
+        run<float>({70}, {8});
+        run<double>({70}, {3});
+    } else {
+        run<float>({1, 33, 70}, {1, 3, 8, 33});
+        run<double>({1, 33, 70}, {1, 3, 8, 33});
+    }
+    printf(failures ? "%d failures\n" : "every kernel is clean\n", failures);
+    return failures != 0;
+}
