@@ -153,7 +153,7 @@ class LatteMixer(Mixer):
         return (y_BTD if self.feed_norm is None else self.feed_norm(y_BTD)), after
 
     def _slot_weights(self, fed_BTD: Tensor) -> Tensor:
-        """p(l|t) over slot 0 (with a window) and the latents: (B, T, H, slots)."""
+        """p(l|t) of equation (19) over slot 0 (with a window) and the latents: (B, T, H, slots)."""
         logits_BTHM = split_heads(self.latent_q_proj(fed_BTD), self.config.num_heads)
         if self.slot0_bias is not None:
             first, rest = logits_BTHM[..., :1], logits_BTHM[..., 1:]

@@ -18,7 +18,7 @@ from latte.state import State
 
 @register("softmax")
 class SoftmaxMixer(Mixer):
-    """y_t = sum_s softmax_s(q_t . k_s / sqrt(K)) v_s, equations (1) to (3). Its state grows with every token."""
+    """y_t = sum_s softmax_s(q_t . k_s / sqrt(K)) v_s, equation (1) per head. Its state grows with every token."""
 
     @dataclass(frozen=True)
     class Options:

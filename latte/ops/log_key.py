@@ -37,7 +37,7 @@ EMPTY = -1e30
 
 @state
 class LatteState(State):
-    """What the latents know: how much mass each has seen, and the mean value under it."""
+    """What the latents know: log alpha of equation (10), and the mean value under each, v~ / alpha of equation (13)."""
 
     log_norm_BHM: Tensor
     mean_BHMV: Tensor
@@ -116,7 +116,7 @@ def causal_latte_reference(
 def causal_latte_step(
     p_B1HM: Tensor, k_B1HM: Tensor, v_B1HV: Tensor, state: LatteState, mask: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, LatteState]:
-    """One token of the recurrence (14), on the normalised state."""
+    """One token of the recurrence, equation (14), on the normalised state."""
     log_norm_BHM, mean_BHMV = state.log_norm_BHM, state.mean_BHMV
     k_BHM, v_BH1V = k_B1HM[:, 0].to(log_norm_BHM.dtype), v_B1HV[:, 0, :, None].to(mean_BHMV.dtype)
     if mask is not None:
@@ -136,7 +136,7 @@ def causal_latte_step(
 def causal_latte_chunked(
     p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, mask: Tensor | None, reset: Tensor | None
 ) -> tuple[Tensor, LatteState]:
-    """The recurrence as matrix products over chunks: linear time, memory linear in T with a small constant."""
+    """Equations (11) and (12) as matrix products over chunks: linear time, memory linear in T with a small constant."""
     T, dtype = p_BTHM.shape[1], compute_dtype(p_BTHM)
     segment_BT = segment_ids(reset, p_BTHM)
     size = chunk_size(T)
