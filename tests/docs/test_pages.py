@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.contract.checks import run_contract
 
 from latte.mixers import base
+from tests.contract.checks import run_contract
 
 ROOT = Path(__file__).parents[2]
 
