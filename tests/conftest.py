@@ -1,0 +1,20 @@
+"""Settings of the whole suite: the same examples on every run, and no threads that only wait for each other."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
+settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=12)
+settings.load_profile("latte")
+
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """One thread for the small tensors of most tests, which is many times faster than two; all for native kernels."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    torch.set_num_threads(THREADS if alone and "native" in request.path.parts else 1)

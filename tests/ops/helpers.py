@@ -1,0 +1,165 @@
+"""What the tests of ops share: random inputs, closeness, and one description of every causal op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from latte import ops
+from latte.ops.backends import NATIVE_OPS
+from latte.state import State
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+#: One token, odd lengths, and both sides of the edges of sub-blocks (16), chunks and runs (64).
+LENGTHS = [1, 2, 3, 5, 8, 15, 16, 17, 33, 63, 64, 65, 81]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(g: torch.Generator, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def flags(g: torch.Generator, B: int, T: int, share: float) -> Tensor:
+    return torch.rand(B, T, generator=g) < share
+
+
+def assert_close(got: Tensor, expected: Tensor, tolerance: float | None = None, what: str = "values") -> None:
+    """``got`` within ``tolerance`` (by dtype, see TOLERANCE) of ``expected``, relative to its largest value."""
+    assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    if tolerance is None:
+        tolerance = TOLERANCE[got.dtype]
+    assert torch.isfinite(got).all(), f"{what}: not finite"
+    if got.numel() == 0:
+        return
+    difference = (got.double() - expected.double()).abs().max().item()
+    size = expected.double().abs().max().item()
+    assert difference <= tolerance * max(size, 1e-3), f"{what}: off by {difference:.2e}, largest value {size:.2e}"
+
+
+def assert_states_close(got: State, expected: State) -> None:
+    """All tensors of two states, counts exactly; logs of empty sums as the same emptiness."""
+    mine, wanted = dict(got.tensors()), dict(expected.tensors())
+    assert mine.keys() == wanted.keys()
+    for path, tensor in mine.items():
+        other = wanted[path]
+        if not tensor.is_floating_point():
+            assert torch.equal(tensor, other), path
+            continue
+        empty = other < -1e29
+        assert torch.equal(tensor < -1e29, empty), f"{path}: other sums are empty"
+        # A log-normaliser is float64 in a float32 state: its digits come from float32 logits.
+        low = any(t.dtype == torch.float32 for t in mine.values())
+        tolerance = TOLERANCE[torch.float32 if low else torch.float64]
+        zero = torch.zeros((), dtype=tensor.dtype)
+        assert_close(torch.where(empty, zero, tensor), torch.where(empty, zero, other), tolerance, path)
+
+
+class Causal(NamedTuple):
+    """One causal op with some of its options: how to make its inputs (tokens along axis 1), and how to call it."""
+
+    op: str
+    make: Callable[[torch.Generator, int, int, torch.dtype], list[Tensor]]
+    call: Callable[..., tuple[Tensor, Any]]
+
+    def run(self, inputs: list[Tensor], backend: str | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
+        return self.call(*inputs, backend=backend, **kwargs)
+
+    @property
+    def backends(self) -> list[str]:
+        """The reference is what the others are compared with."""
+        return ["torch", "native"] if self.op in NATIVE_OPS else ["torch"]
+
+
+def _latte(size: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        p, k, v = normal(g, B, T, 2, 3).softmax(-1), size * normal(g, B, T, 2, 3), normal(g, B, T, 2, 5)
+        return [x.to(dtype) for x in (p, k, v)]
+
+    return Causal("causal_latte", make, ops.causal_latte)
+
+
+def _window(left: int, groups: int = 2, sinks: int = 0, softcap: float | None = None, turned: bool = False) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        shapes = [(B, T, 4, 6), (B, T, groups, 6), (B, T, groups, 5)] + [(B, T, 4, 6)] * turned
+        return [normal(g, *shape, dtype=dtype) * (2 if i == 0 else 1) for i, shape in enumerate(shapes)]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sink_query: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
+        return ops.window_attention(
+            q, k, v, left=left, sinks=sinks, softcap=softcap, sink_query=sink_query, scale=0.7, **kwargs
+        )
+
+    return Causal("window_attention", make, call)
+
+
+def _scan(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [-strength * normal(g, B, T, 5, dtype=dtype).abs(), normal(g, B, T, 5, dtype=dtype)]
+
+    return Causal("diagonal_scan", make, ops.diagonal_scan)
+
+
+def _conv(size: int, bias: bool) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [normal(g, B, T, 5, dtype=dtype)]
+
+    def call(x: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        g = generator(size)
+        weight, offset = normal(g, 5, size, dtype=x.dtype), normal(g, 5, dtype=x.dtype)
+        return ops.causal_conv(x, weight, offset if bias else None, **kwargs)
+
+    return Causal("causal_conv", make, call)
+
+
+def _decay(axes: str, strength: float = 1.0) -> Causal:
+    sizes = {"H": 2, "K": 3}
+
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5)]
+        if axes.startswith("BT"):
+            inputs.append(-strength * normal(g, B, T, *(sizes[a] for a in axes[2:]), dtype=dtype).abs())
+        return inputs
+
+    def call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
+        if axes == "H":
+            log_decay = torch.tensor([-0.03, -1.5], dtype=q.dtype)
+        return ops.decay_attention(q, k, v, log_decay, **kwargs)
+
+    return Causal("decay_attention", make, call)
+
+
+def _softmax(groups: int) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [normal(g, B, T, heads, width, dtype=dtype) for heads, width in ((4, 6), (groups, 6), (groups, 5))]
+
+    return Causal("softmax_attention", make, ops.softmax_attention)
+
+
+CAUSAL = {
+    "causal_latte": _latte(1.0),
+    "causal_latte, logits of 30": _latte(30.0),
+    "causal_latte, logits of 1e4": _latte(1e4),
+    "window_attention, left 0": _window(0),
+    "window_attention, left 3, 1 group": _window(3, groups=1),
+    "window_attention, left 5, 4 groups, softcap": _window(5, groups=4, softcap=2.0),
+    "window_attention, left 20": _window(20),
+    "window_attention, left 4, 2 sinks": _window(4, sinks=2),
+    "window_attention, left 0, 1 sink": _window(0, sinks=1),
+    "window_attention, left 3, 5 sinks, softcap, turned queries": _window(3, sinks=5, softcap=1.5, turned=True),
+    "diagonal_scan": _scan(0.3),
+    "diagonal_scan, strong": _scan(50.0),
+    "causal_conv, 1 tap": _conv(1, bias=False),
+    "causal_conv, 4 taps, bias": _conv(4, bias=True),
+    "decay_attention, none": _decay(""),
+    "decay_attention, per head": _decay("H"),
+    "decay_attention, per token": _decay("BTH"),
+    "decay_attention, per channel": _decay("BTHK"),
+    "decay_attention, per channel, strong": _decay("BTHK", 200.0),
+    "softmax_attention": _softmax(4),
+    "softmax_attention, 2 groups": _softmax(2),
+}
