@@ -72,7 +72,10 @@ def whole_document(like_BT: Tensor, mask_BT: Tensor | None, segments_BT: Tensor 
     B, T = like_BT.shape[:2]
     seen_BTS = torch.ones(B, T, T, dtype=torch.bool, device=like_BT.device)
     if segments_BT is not None:
-        seen_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
+        # Numbers need only change at a boundary; the same number further on is another document.
+        document_BT = (segments_BT[:, 1:] != segments_BT[:, :-1]).long().cumsum(1)
+        document_BT = torch.cat([torch.zeros_like(segments_BT[:, :1]), document_BT], dim=1)
+        seen_BTS = document_BT[:, :, None] == document_BT[:, None, :]
     return seen_BTS if mask_BT is None else seen_BTS & mask_BT[:, None, :]
 
 
