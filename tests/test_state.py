@@ -125,7 +125,7 @@ def test_saving_replaces_an_older_file(tmp_path):
 
 
 def test_loading_refuses_what_is_no_state(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no state file at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"no state file at .*nowhere"):
         State.load(tmp_path / "nowhere")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="text is not a readable safetensors file"):
@@ -152,7 +152,7 @@ def test_loading_refuses_missing_tensors_and_unknown_kinds(tmp_path):
     with pytest.raises(ValueError, match="x is damaged: tensor n_B is missing"):
         State.load(tmp_path / "x")
     write({"kind": "Elsewhere", "fields": {"a_B2": "tensor"}})
-    with pytest.raises(ValueError, match="holds a state of kind 'Elsewhere', known are .*'Leaf'"):
+    with pytest.raises(ValueError, match=r"holds a state of kind 'Elsewhere', known are .*'Leaf'"):
         State.load(tmp_path / "x")
 
 

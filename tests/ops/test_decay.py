@@ -12,7 +12,7 @@ BACKENDS = ["reference", None, *CAUSAL["decay_attention, none"].backends]
 
 
 def quadratic(q, k, v, gate, mask, document):
-    """y_t = sum_{s<=t} sum_i q_ti e^{g_{s+1} + ... + g_t}_i k_si v_s, with every pair written out; gate (B, T, H, K)."""
+    """y_t = sum_{s<=t} sum_i q_ti e^{g_{s+1} + ... + g_t}_i k_si v_s, every pair written out; gate (B, T, H, K)."""
     T = mask.shape[1]
     total = torch.where(mask[..., None, None], gate, 0.0).cumsum(1)
     y = torch.zeros_like(v)
