@@ -92,6 +92,20 @@ void overlap(double* to, const T* A, const T* B, int64_t V, int64_t Kp) {
         for (int64_t i = 0; i < Kp; ++i) to[i] += double(A[c * Kp + i]) * double(B[c * Kp + i]);
 }
 
+// One token of dg_t = dg_{t+1} + q dq - k dk, nothing where a document starts; returns the sum over channels.
+template <class T>
+LATTE_INLINE T gate_gradient(double* __restrict sum, const T* __restrict q, const T* __restrict dq, const T* __restrict k,
+                             const T* __restrict dk, bool drop, int64_t K) {
+    double total = 0;
+    if (drop) {
+        memset(sum, 0, size_t(K) * sizeof(double));
+        return 0;
+    }
+    for (int64_t c = 0; c < K; ++c) sum[c] += double(q[c]) * double(dq[c]) - double(k[c]) * double(dk[c]);
+    for (int64_t c = 0; c < K; ++c) total += sum[c];
+    return T(total);
+}
+
 template <class T>
 void backward(const DecayBackward& g) {
     const int64_t Kp = padded<T>(g.K), Vp = padded<T>(g.V), units = g.B * g.H, chunks = (g.T + kChunk - 1) / kChunk;
@@ -158,17 +172,13 @@ void backward(const DecayBackward& g) {
                 scatter(part, Kp, at<T>(g.dk, b, t, h), g.dk.t, m, g.K);
                 if (!g.decays) continue;
                 for (int64_t j = m - 1; j >= 0; --j) {
-                    const T* dq = at<T>(g.dq, b, t + j, h);
                     T* dg = at<T>(g.dg, b, t + j, h);
+                    const T total = gate_gradient(sum, q + j * Kp, at<T>(g.dq, b, t + j, h), k + j * Kp, part + j * Kp, flag[j], g.K);
                     const bool real = !g.mask || g.mask[b * g.T + t + j];
-                    double total = 0;
-                    for (int64_t c = 0; c < g.K; ++c) {
-                        sum[c] += double(q[j * Kp + c]) * double(dq[c]) - double(k[j * Kp + c]) * double(part[j * Kp + c]);
-                        if (flag[j]) sum[c] = 0;
-                        total += sum[c];
-                        if (g.decays > 1) dg[c] = real ? T(sum[c]) : T(0);
-                    }
-                    if (g.decays == 1) *dg = real ? T(total) : T(0);
+                    if (g.decays == 1)
+                        *dg = real ? total : T(0);
+                    else
+                        for (int64_t c = 0; c < g.K; ++c) dg[c] = real ? T(sum[c]) : T(0);
                 }
                 if (i % kAnchor == 0) overlap(sum, accl, kept + ((u - first) * anchors + i / kAnchor) * area, g.V, Kp);
             }

@@ -157,6 +157,19 @@ void forward(const LatteForward& g) {
     });
 }
 
+// One token of dk = w (R' v - U'), with U' += q dp before and U' *= f after it.
+template <class T>
+LATTE_INLINE void key_gradient(T* __restrict sum, T* __restrict dk, const T* __restrict dp, const T* __restrict q,
+                               const T* __restrict w, const T* __restrict rv, const T* __restrict f, int64_t M) {
+    for (int64_t l = 0; l < M; ++l) {
+        const T total = sum[l] + q[l] * dp[l];
+        dk[l] = w[l] * (rv[l] - total);
+        sum[l] = total;
+    }
+    if (f)
+        for (int64_t l = 0; l < M; ++l) sum[l] *= f[l];
+}
+
 template <class T>
 void backward(const LatteBackward& g) {
     const int64_t Mp = padded<T>(g.M), Vp = padded<T>(g.V), units = g.B * g.H, chunks = (g.T + kChunk - 1) / kChunk;
@@ -231,13 +244,9 @@ void backward(const LatteBackward& g) {
                 sweep<T, Decay::rare_row, true>({accr, Mp, Vp, gates.q, dy, gates.w, dv, gates.f, gates.flag, m});
                 scatter(dv, Vp, at<T>(g.dv, b, t, h), g.dv.t, m, g.V);
                 sweep<T, Decay::rare_lane, true>({accl, Vp, Mp, dy, gates.q, v, part, gates.f, gates.flag, m});
-                for (int64_t j = m - 1; j >= 0; --j) {
-                    const T *dp = at<T>(g.dp, b, t + j, h), *q = gates.q + j * Mp, *w = gates.w + j * Mp, *f = gates.f + j * Mp;
-                    T *dk = at<T>(g.dk, b, t + j, h), *rv = part + j * Mp;
-                    for (int64_t l = 0; l < g.M; ++l) sum[l] += q[l] * dp[l], dk[l] = w[l] * (rv[l] - sum[l]);
-                    if (gates.flag[j])
-                        for (int64_t l = 0; l < g.M; ++l) sum[l] *= f[l];
-                }
+                for (int64_t j = m - 1; j >= 0; --j)
+                    key_gradient(sum, at<T>(g.dk, b, t + j, h), at<T>(g.dp, b, t + j, h), gates.q + j * Mp, gates.w + j * Mp,
+                                 part + j * Mp, gates.flag[j] ? gates.f + j * Mp : nullptr, g.M);
             }
         }
         for (int64_t u = first; u < last; ++u) {

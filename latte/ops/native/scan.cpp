@@ -26,6 +26,26 @@ struct Walk {
     }
 };
 
+// A vector's worth of channels at a row: whole, or the n that are left at the end of the row.
+struct Whole {
+    template <class T>
+    LATTE_INLINE static Vec<T> get(const T* p, int64_t) { return load(p); }
+    template <class T>
+    LATTE_INLINE static void put(T* p, Vec<T> v, int64_t) { store(p, v); }
+};
+struct Some {
+    template <class T>
+    LATTE_INLINE static Vec<T> get(const T* p, int64_t n) { return load_some(p, n, T(0)); }
+    template <class T>
+    LATTE_INLINE static void put(T* p, Vec<T> v, int64_t n) { store_some(p, v, n); }
+};
+template <class T, class F>
+LATTE_INLINE void each_vector(int64_t c0, int64_t c1, F body) {
+    int64_t c = c0;
+    for (; c + kWidth<T> <= c1; c += kWidth<T>) body(Whole(), c, int64_t(kWidth<T>));
+    if (c < c1) body(Some(), c, c1 - c);
+}
+
 template <class T>
 void scan_forward_typed(const ScanForward& g) {
     constexpr int64_t W = kWidth<T>;
@@ -48,16 +68,10 @@ void scan_forward_typed(const ScanForward& g) {
                     memset(y + c0, 0, size_t(c1 - c0) * sizeof(T));
                     continue;
                 }
-                int64_t c = c0;
-                for (; c + W <= c1; c += W) {
-                    const Vec<T> now = vexp(load(log_a + c)) * load(h + c) + load(x + c);
-                    store(h + c, now), store(y + c, now);
-                }
-                if (c < c1) {
-                    const int64_t n = c1 - c;
-                    const Vec<T> now = vexp(load_some(log_a + c, n, T(0))) * load(h + c) + load_some(x + c, n, T(0));
-                    store(h + c, now), store_some(y + c, now, n);
-                }
+                each_vector<T>(c0, c1, [=](auto row, int64_t c, int64_t n) {
+                    const Vec<T> now = vexp(row.get(log_a + c, n)) * load(h + c) + row.get(x + c, n);
+                    store(h + c, now), row.put(y + c, now, n);
+                });
             }
             memcpy((T*)g.h1 + b * g.D + c0, h + c0, size_t(c1 - c0) * sizeof(T));
         }
@@ -90,11 +104,10 @@ void scan_backward_typed(const ScanBackward& g) {
                     memset(da + c0, 0, bytes);
                     continue;
                 }
-                for (int64_t c = c0; c < c1; c += W) {
-                    const int64_t n = c1 - c;
-                    const Vec<T> kept = vexp(load_some(log_a + c, n, T(0))) * load(h + c);
-                    store_some(da + c, kept, n), store(h + c, kept + load_some(x + c, n, T(0)));
-                }
+                each_vector<T>(c0, c1, [=](auto row, int64_t c, int64_t n) {
+                    const Vec<T> kept = vexp(row.get(log_a + c, n)) * load(h + c);
+                    row.put(da + c, kept, n), store(h + c, kept + row.get(x + c, n));
+                });
             }
             memcpy(h + c0, (const T*)g.dh1 + b * g.D + c0, bytes);
             for (int64_t i = g.T - 1; i >= 0; --i) {
@@ -102,12 +115,11 @@ void scan_backward_typed(const ScanBackward& g) {
                 const T *log_a = at<T>(g.log_a, b, t), *dy = at<T>(g.dh, b, t);
                 T *da = at<T>(g.dlog_a, b, t), *db = at<T>(g.db, b, t);
                 if (walk.real(t)) {
-                    for (int64_t c = c0; c < c1; c += W) {
-                        const int64_t n = c1 - c;
-                        const Vec<T> d = load(h + c) + load_some(dy + c, n, T(0));
-                        store_some(db + c, d, n), store_some(da + c, d * load_some(da + c, n, T(0)), n);
-                        store(h + c, d * vexp(load_some(log_a + c, n, T(0))));
-                    }
+                    each_vector<T>(c0, c1, [=](auto row, int64_t c, int64_t n) {
+                        const Vec<T> d = load(h + c) + row.get(dy + c, n);
+                        row.put(db + c, d, n), row.put(da + c, d * row.get(da + c, n), n);
+                        store(h + c, d * vexp(row.get(log_a + c, n)));
+                    });
                 } else {
                     memset(db + c0, 0, bytes);
                 }

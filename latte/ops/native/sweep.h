@@ -45,34 +45,26 @@ LATTE_INLINE constexpr int64_t padded(int64_t n) {
 template <class T, Decay D, bool R, int NV>
 LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
     constexpr int W = kWidth<T>;
+    constexpr bool rare = D == Decay::rare_row || D == Decay::rare_lane, by_row = D == Decay::rare_row || D == Decay::row;
+    // In registers, or the compiler reads them again after every store.
+    const int64_t rows = s.rows, cols = s.cols, n = s.n, ldf = D == Decay::scalar ? 1 : by_row ? rows : cols;
+    const uint8_t* const flag = s.flag;
+    const T* const factor = s.f + (D == Decay::scalar ? 0 : by_row ? row : col);
     Vec<T> acc[kRows][NV];
     for (int r = 0; r < kRows; ++r)
-        for (int j = 0; j < NV; ++j) acc[r][j] = load(s.acc + (row + r) * s.cols + col + j * W);
+        for (int j = 0; j < NV; ++j) acc[r][j] = load(s.acc + (row + r) * cols + col + j * W);
 
     auto decay = [&](int64_t t) __attribute__((always_inline)) {
-        if (D == Decay::rare_row || D == Decay::row) {
-            for (int r = 0; r < kRows; ++r) {
-                const Vec<T> f = splat(s.f[t * s.rows + row + r]);
-                for (int j = 0; j < NV; ++j) acc[r][j] *= f;
-            }
-        } else if (D == Decay::rare_lane || D == Decay::lane) {
-            for (int j = 0; j < NV; ++j) {
-                const Vec<T> f = load(s.f + t * s.cols + col + j * W);
-                for (int r = 0; r < kRows; ++r) acc[r][j] *= f;
-            }
-        } else {
-            const Vec<T> f = splat(s.f[t]);
-            for (int r = 0; r < kRows; ++r)
-                for (int j = 0; j < NV; ++j) acc[r][j] *= f;
-        }
+        const T* f = factor + t * ldf;
+        for (int r = 0; r < kRows; ++r)
+            for (int j = 0; j < NV; ++j) acc[r][j] *= D == Decay::scalar ? splat(f[0]) : by_row ? splat(f[r]) : load(f + j * W);
     };
-    constexpr bool rare = D == Decay::rare_row || D == Decay::rare_lane;
 
-    for (int64_t i = 0; i < s.n; ++i) {
-        const int64_t t = R ? s.n - 1 - i : i;
-        const T *a = s.a + t * s.rows + row, *d = s.d + t * s.rows + row, *b = s.b + t * s.cols + col;
-        T* out = s.out + t * s.cols + col;
-        if (!R && (!rare || __builtin_expect(s.flag[t], 0))) decay(t);
+    const int64_t step = R ? -1 : 1, begin = R ? n - 1 : 0;
+    const T *a = s.a + begin * rows + row, *d = s.d + begin * rows + row, *b = s.b + begin * cols + col;
+    T* out = s.out + begin * cols + col;
+    for (int64_t i = 0, t = begin; i < n; ++i, t += step, a += step * rows, d += step * rows, b += step * cols, out += step * cols) {
+        if (!R && (!rare || __builtin_expect(flag[t], 0))) decay(t);
         Vec<T> y[NV], bv[NV];
         for (int j = 0; j < NV; ++j) y[j] = load(out + j * W), bv[j] = load(b + j * W);
         for (int r = 0; r < kRows; ++r) {
@@ -83,10 +75,10 @@ LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
             }
         }
         for (int j = 0; j < NV; ++j) store(out + j * W, y[j]);
-        if (R && (!rare || __builtin_expect(s.flag[t], 0))) decay(t);
+        if (R && (!rare || __builtin_expect(flag[t], 0))) decay(t);
     }
     for (int r = 0; r < kRows; ++r)
-        for (int j = 0; j < NV; ++j) store(s.acc + (row + r) * s.cols + col + j * W, acc[r][j]);
+        for (int j = 0; j < NV; ++j) store(s.acc + (row + r) * cols + col + j * W, acc[r][j]);
 }
 
 // `out` is written, not added to.

@@ -73,9 +73,10 @@ template <class T>
 LATTE_INLINE void store(T* p, Vec<T> v) {
     memcpy(p, &v, sizeof(v));
 }
+// `Vec<T>{} + x` would be shorter, but adding 0 to x is an instruction (it turns -0 into 0). This is one load.
 template <class T>
 LATTE_INLINE Vec<T> splat(T x) {
-    return Vec<T>{} + x;
+    return x - Vec<T>{};
 }
 // The first n lanes from memory, the rest `fill`: never reads past the row.
 template <class T>
