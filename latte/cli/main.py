@@ -13,6 +13,8 @@ COMMANDS = {
     "eval": "Measure perplexity by context length, streaming.",
     "compare": "Train several variants on the same budget and put them side by side.",
     "generate": "Continue a prompt of any length in constant memory.",
+    "report": "Write a page about a run or a comparison: curves, tables, samples, heat maps.",
+    "inspect": "Write a page that shows what a model attends to on a text.",
     "doctor": "Check this machine: versions, backends, and every op against its reference.",
 }
 

@@ -1,0 +1,98 @@
+'use strict';
+/* Probabilities as pictures: a matrix on a canvas, and the paper's figure of p(l|t) for every layer and head. */
+
+/* value(row, column) is a probability, or null where there is none (the future). `gapAfter` leaves a thin line below
+   a row, to set the window's slot apart from the latents. */
+Latte.heat = (canvas, rows, columns, value, gapAfter = -1) => {
+  const extra = gapAfter >= 0 ? 1 : 0;
+  canvas.width = columns;
+  canvas.height = rows + extra;
+  const draw = () => {
+    const ramp = Latte.ramp();
+    const context = canvas.getContext('2d');
+    const image = context.createImageData(columns, rows + extra);
+    for (let r = 0; r < rows; r++) {
+      const y = extra && r > gapAfter ? r + 1 : r;
+      for (let c = 0; c < columns; c++) {
+        const p = value(r, c);
+        if (p === null) continue;
+        const from = Latte.heatIndex(p) * 3;
+        const to = (y * columns + c) * 4;
+        image.data[to] = ramp[from];
+        image.data[to + 1] = ramp[from + 1];
+        image.data[to + 2] = ramp[from + 2];
+        image.data[to + 3] = 255;
+      }
+    }
+    context.putImageData(image, 0, 0);
+  };
+  draw();
+  return draw;
+};
+
+// The cell under the pointer, the gap counted out.
+Latte.cellAt = (canvas, event, rows, gapAfter = -1) => {
+  const box = canvas.getBoundingClientRect();
+  const column = Math.floor(((event.clientX - box.left) / box.width) * canvas.width);
+  let row = Math.floor(((event.clientY - box.top) / box.height) * canvas.height);
+  if (gapAfter >= 0 && row > gapAfter) row = Math.max(gapAfter, row - 1);
+  return [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(canvas.width - 1, column))];
+};
+
+Latte.heatLegend = () => {
+  const { el } = Latte;
+  const canvas = el('canvas', { 'aria-hidden': 'true' });
+  // The bar is the ramp itself; its numbers are squares, since colour goes with the square root.
+  const draw = Latte.heat(canvas, 1, 128, (_, c) => (c / 127) ** 2);
+  Latte.onTheme(draw);
+  return el('div', { class: 'heat-legend' }, el('span', { class: 'heat-legend-name' }, 'probability'),
+    el('div', {}, canvas, el('div', { class: 'heat-legend-ticks' },
+      [0, 0.05, 0.25, 0.5, 1].map((p) => el('span', { style: { left: Math.sqrt(p) * 100 + '%' } }, String(p))))));
+};
+
+/* data: an inspection; stats[layer]: { use: [head][slot], entropy: [head], effective: [head], reach: [head][latent] } */
+Latte.latentGrid = async (holder, data, stats, onPick) => {
+  const { el } = Latte;
+  const tokens = data.tokens;
+  holder.replaceChildren(Latte.heatLegend());
+  for (const [index, layer] of data.layers.entries()) {
+    if (!layer.slots) continue;
+    const packed = await Latte.unpack(layer.slots);
+    const [heads, length, slots] = packed.shape;
+    const window = layer.window ? 1 : 0;
+    const name = (slot) => (window && slot === 0 ? 'slot 0, the window' : `latent ${slot + 1 - window}`);
+    const row = el('div', { class: 'heat-row' });
+    holder.append(el('h4', { class: 'heat-layer' }, `Layer ${index + 1}`), row);
+    for (let h = 0; h < heads; h++) {
+      const value = (slot, t) => packed.values[(h * length + t) * slots + slot] / 65535;
+      const use = stats[index].use[h];
+      const canvas = el('canvas', { class: 'heat', role: 'img', 'aria-label': `p(l|t) of layer ${index + 1}, head ${h + 1}` });
+      const gap = window ? 0 : -1;
+      Latte.onTheme(Latte.heat(canvas, slots, length, value, gap));
+      const most = Math.max(...use);
+      const bars = el('div', { class: 'use', 'aria-hidden': 'true' }, use.flatMap((share, slot) => {
+        const bar = el('i', {
+          class: window && slot === 0 ? 'window' : '', style: { '--share': share / most },
+          onpointermove: (event) => Latte.tip(event.clientX, event.clientY,
+            el('div', { class: 'tip-title' }, name(slot)),
+            Latte.tipRow(null, 'mean share', Latte.percent(share)),
+            slot >= window ? Latte.tipRow(null, 'reads about', `${Latte.round(stats[index].reach[h][slot - window], 3)} positions`) : []),
+          onpointerleave: Latte.hideTip,
+        });
+        return slot === 0 && window ? [bar, el('i', { class: 'gap' })] : [bar];
+      }));
+      canvas.onpointermove = (event) => {
+        const [slot, t] = Latte.cellAt(canvas, event, slots, gap);
+        Latte.tip(event.clientX, event.clientY, el('div', { class: 'tip-title' }, `token ${t}  ${Latte.visible(tokens[t])}`),
+          Latte.tipRow(null, name(slot), value(slot, t).toFixed(3)));
+      };
+      canvas.onpointerleave = Latte.hideTip;
+      canvas.onclick = (event) => onPick && onPick(index, h, Latte.cellAt(canvas, event, slots, gap)[1]);
+      const about = [`${Latte.round(stats[index].effective[h], 3)} of ${slots - window} latents in use`];
+      if (window) about.push(`window ${Latte.percent(use[0])}`);
+      row.append(el('figure', { class: 'heat-cell' },
+        el('figcaption', {}, el('b', {}, `Head ${h + 1}`), el('span', {}, `entropy ${stats[index].entropy[h].toFixed(2)} bits`)),
+        el('div', { class: 'heat-body' }, canvas, bars), el('p', { class: 'heat-about' }, about.join(' · '))));
+    }
+  }
+};

@@ -1,0 +1,77 @@
+"""Arrays in a page: 16 bits a number, deflated, as text. Small enough to embed, exact enough to read values from."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+
+from latte.report.inspection import Inspection, LayerView
+
+#: Probabilities are counted in parts of this; rows of them still sum to exactly this.
+PARTS = 65535
+
+
+def embed(value: Any) -> str:
+    """JSON for a ``<script>`` element: compact, and without the one character that could end it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+def pack(array: np.ndarray) -> dict[str, Any]:
+    """A uint16 array as its shape and base64 of its deflated bytes, high bytes first: they repeat, so they shrink."""
+    flat = np.ascontiguousarray(array, dtype=np.uint16).ravel()
+    planes = np.concatenate([flat >> 8, flat & 255]).astype(np.uint8).tobytes()
+    return {"shape": list(array.shape), "data": base64.b64encode(zlib.compress(planes, 9)).decode("ascii")}
+
+
+def unpack(packed: dict[str, Any]) -> np.ndarray:
+    """The inverse of :func:`pack`, as the page does it."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), dtype=np.uint8).astype(np.uint16)
+    high, low = planes.reshape(2, -1)
+    return (high << 8 | low).reshape(packed["shape"])
+
+
+def shares(rows: np.ndarray) -> np.ndarray:
+    """Distributions along the last axis, in parts of PARTS that sum to it exactly, each off by less than one part."""
+    exact = rows.astype(np.float64)
+    exact = np.clip(exact, 0, None) * (PARTS / np.clip(exact.sum(axis=-1, keepdims=True), 1e-30, None))
+    whole = np.floor(exact)
+    missing = np.rint(PARTS - whole.sum(axis=-1)).astype(np.int64)
+    # The largest remainders are rounded up, as many as it takes.
+    order = np.argsort(whole - exact, axis=-1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(rows.shape[-1]), rows.shape), axis=-1)
+    return (whole + (rank < missing[..., None])).astype(np.uint16)
+
+
+def encode_inspection(inspection: Inspection) -> dict[str, Any]:
+    """What the page's inspector reads. Latent layers travel as their factors, which are far smaller than the product."""
+    return {
+        "title": inspection.title,
+        "tokens": list(inspection.tokens),
+        "surprise": None if inspection.surprise is None else [round(float(x), 3) for x in inspection.surprise],
+        "dropped": inspection.dropped,
+        "reason": inspection.reason,
+        "layers": [_layer(layer) for layer in inspection.layers],
+    }
+
+
+def _layer(layer: LayerView) -> dict[str, Any]:
+    result: dict[str, Any] = {"mixer": layer.mixer, "causal": layer.causal, "heads": layer.heads}
+    if layer.slots_THM is None or layer.keys_THM is None:
+        if layer.weights_HTS is not None:
+            result["weights"] = pack(shares(layer.weights_HTS))
+        return result
+    result["slots"] = pack(shares(layer.slots_THM.transpose(1, 0, 2)))  # (H, T, M)
+    keys_HMT = layer.keys_THM.transpose(1, 2, 0).astype(np.float64)
+    low = keys_HMT.min(axis=-1)
+    step = np.maximum(keys_HMT.max(axis=-1) - low, 1e-9) / PARTS
+    # A softmax does not change with the lowest logit, so only the step has to travel.
+    result["keys"] = pack(np.rint((keys_HMT - low[..., None]) / step[..., None]))  # (H, M, T)
+    result["steps"] = [[float(f"{value:.7g}") for value in row] for row in step]
+    if layer.window_HTS is not None:
+        result["window"] = pack(shares(layer.window_HTS))
+    return result

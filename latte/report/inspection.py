@@ -1,0 +1,150 @@
+"""What a model attends to on a text, layer by layer and head by head: p(s|t), p(l|t) and their parts, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latte.data.tokenizer import encode_documents
+from latte.errors import UserError
+from latte.mixers import Mixer
+from latte.mixers.latte import LatteMixer
+from latte.mixers.layers import split_heads
+
+#: Longest text that is shown: the weights are quadratic in it.
+MAX_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer's weights. Axes: H heads, T tokens that look, S tokens looked at, M slots or latents."""
+
+    mixer: str
+    causal: bool
+    weights_HTS: np.ndarray | None  # p(s|t); None where the mechanism has none
+    slots_THM: np.ndarray | None = None  # p(l|t); with a window, slot 0 is the window
+    keys_THM: np.ndarray | None = None  # logits of p(s|l,t): a softmax over the s that t may see
+    window_HTS: np.ndarray | None = None  # p_0(s|t), which slot 0 weighs
+
+    @property
+    def heads(self) -> int:
+        return 0 if self.weights_HTS is None else self.weights_HTS.shape[0]
+
+    def reads(self, head: int, latent: int, token: int) -> np.ndarray:
+        """p(s|l,t) over all s: where latent ``latent`` (counted from 0, the window left out) reads for this token."""
+        if self.keys_THM is None:
+            raise ValueError(f"mixer {self.mixer!r} has no latents")
+        logits = self.keys_THM[:, head, latent].astype(np.float64)
+        seen = logits[: token + 1] if self.causal else logits
+        weights = np.exp(seen - seen.max())
+        return np.pad(weights / weights.sum(), (0, len(logits) - len(seen)))
+
+    def window_share(self) -> np.ndarray | None:
+        """p(0|t), (T, H): how much of each token's attention is the window's."""
+        return None if self.window_HTS is None or self.slots_THM is None else self.slots_THM[..., 0]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A text as tokens, and every layer's view of it."""
+
+    tokens: tuple[str, ...]
+    layers: tuple[LayerView, ...]
+    surprise: np.ndarray | None  # -log2 p(token | tokens before it), (T,), the first undefined (0); None for encoders
+    dropped: int = 0  # tokens cut off at MAX_TOKENS
+    title: str = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is nothing to show, or None if there is something."""
+        if any(layer.weights_HTS is not None for layer in self.layers):
+            return None
+        names = ", ".join(sorted({layer.mixer for layer in self.layers}))
+        return (
+            f"there are no weights to show: the outputs of {names} are not weighted means of values "
+            "(the mixer is not normalised), so no share of them belongs to any one token"
+        )
+
+
+def inspect_text(model: Any, tokenizer: Any, text: str, *, max_tokens: int = MAX_TOKENS, title: str = "") -> Inspection:
+    """Read ``text`` with the model and keep what every layer attends to.
+
+    The text stands after the mark of a document's first token, as in training. What is longer than ``max_tokens`` is
+    cut off and counted in ``dropped``.
+
+    Raises:
+        UserError: no text, a tokenizer of another model, or a model that is not made of this project's blocks.
+    """
+    if not text:
+        raise UserError("the text is empty: there is nothing to inspect")
+    ids = encode_documents(tokenizer, [text])[0]
+    if tokenizer.eos_token_id is not None:
+        ids = ids[:-1]
+    dropped, ids = max(0, len(ids) - max_tokens), ids[:max_tokens]
+    base: Any = model if hasattr(model, "layers") else getattr(model, "model", None)
+    blocks = list(getattr(base, "layers", []))
+    if not blocks or not all(isinstance(getattr(block, "mixer", None), Mixer) for block in blocks):
+        raise UserError(f"a {type(model).__name__} is not made of mixers of this project: there is nothing to inspect")
+    if ids.max() >= model.config.vocab_size:
+        raise UserError(
+            f"the text has token {ids.max()} but the model knows {model.config.vocab_size}: "
+            "the tokenizer belongs to another model"
+        )
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            ids_BT = torch.from_numpy(ids)[None].to(model.device)
+            outputs = base(ids_BT, output_hidden_states=True, use_cache=False)
+            layers = tuple(
+                _look(block.mixer, block.mixer_norm(x_BTD))
+                for block, x_BTD in zip(blocks, outputs.hidden_states, strict=False)
+            )
+            surprise = None
+            if hasattr(model, "lm_head"):
+                logits_TV = model.lm_head(outputs.last_hidden_state)[0, :-1].float()
+                nats = F.cross_entropy(logits_TV, ids_BT[0, 1:], reduction="none")
+                surprise = np.pad(nats.cpu().numpy() / np.log(2.0), (1, 0))
+    finally:
+        model.train(was_training)
+    return Inspection(_texts(tokenizer, ids.tolist()), layers, surprise, dropped, title)
+
+
+def _look(mixer: Mixer, x_BTD: Tensor) -> LayerView:
+    causal = not mixer.config.bidirectional
+    if not mixer.normalised:
+        return LayerView(mixer.name, causal, None)
+    weights = mixer.weights(x_BTD)
+    slots = None if weights.latents_BTHM is None else _array(weights.latents_BTHM[0])
+    keys = window = None
+    if isinstance(mixer, LatteMixer):
+        fed_BTD, _ = mixer.feed(x_BTD, None, None, None)
+        fed_BTD = fed_BTD if mixer.feed_norm is None else mixer.feed_norm(fed_BTD)
+        keys = _array(split_heads(mixer.latent_k_proj(fed_BTD), mixer.config.num_heads)[0])
+        if mixer.window is not None:
+            # The window's output is linear in the values, so unit vectors as values give its weights.
+            B, T = x_BTD.shape[:2]
+            units_BTGT = torch.eye(T, dtype=x_BTD.dtype, device=x_BTD.device)[:, None]
+            near_BTHS, _ = mixer.window(x_BTD, units_BTGT.expand(B, T, mixer.config.kv_heads, T), None, None, None)
+            window = _array(near_BTHS[0].transpose(0, 1))
+    return LayerView(mixer.name, causal, _array(weights.tokens_BHTS[0]), slots, keys, window)
+
+
+def _array(x: Tensor) -> np.ndarray:
+    return x.detach().float().cpu().numpy()
+
+
+def _texts(tokenizer: Any, ids: list[int]) -> tuple[str, ...]:
+    """Each token as the text it stands for; bytes that are no whole character come as replacement characters."""
+    names = tokenizer.convert_ids_to_tokens(ids)
+    texts = []
+    for index, name in zip(ids, names, strict=True):
+        text = tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        # Tokenizers of the sentencepiece kind drop the space before a word when it stands alone.
+        texts.append(" " + text if str(name).startswith("▁") and not text.startswith(" ") else text)
+    return tuple(texts)
