@@ -1,11 +1,14 @@
-"""What a recipe says about data. Imports nothing heavy, so that help and error messages come at once."""
+"""Recipes: every setting of a run, typed and explained. Imports nothing heavy, so that help comes at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from latte.errors import UserError
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -57,3 +60,154 @@ class DataRecipe:
             raise UserError(
                 f"data.vocab_size is {self.vocab_size}, expected at least 257: 256 bytes and the end of text"
             )
+
+
+@dataclass
+class ModelRecipe:
+    """Which model to train."""
+
+    variant: str = "latte-r-swa++"
+    """latte, latte++, latte-conv++, latte-conv-swa++, latte-r++, latte-r-swa++, r-swa++ or transformer++."""
+    size: str = "tiny"
+    """tiny, small or paper-150m."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of LatteConfig or options of the mixer that differ from the size's, such as hidden_size or window."""
+    pretrained: str | None = None
+    """A model's folder or name on the hub to start from, instead of new weights; variant and size are then not used."""
+
+
+@dataclass
+class TrainRecipe:
+    """How to train it."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    batch_size: int = 16
+    """Rows in a step, over all processes and accumulated parts: the same however many machines share the work."""
+    micro_batch_size: int | None = None
+    """Rows a process reads at once; smaller needs less memory. The default is its whole share of the batch."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = 100
+    """Steps in which the learning rate rises from 0 to its peak."""
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after its peak."""
+    final_learning_rate_ratio: float = 0.1
+    """What is left of the learning rate at the last step, as a part of its peak."""
+    weight_decay: float = 0.1
+    """Decay of matrices; vectors (norms, biases, gates) have none."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean square."""
+    epsilon: float = 1e-8
+    """AdamW's guard against division by zero."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 where a GPU has it, float32 otherwise."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """Over several processes, each holds the whole model (ddp) or a part of it (fsdp)."""
+    seed: int = 0
+    """Of the weights, the order of rows and dropout."""
+    log_every: int = 10
+    """Steps between lines of metrics."""
+    eval_every: int = 200
+    """Steps between validations; 0 validates at the end only."""
+    eval_rows: int = 64
+    """Rows to validate on."""
+    save_every: int = 200
+    """Steps between checkpoints; 0 saves at the end only (and when asked to stop)."""
+    keep_checkpoints: int = 2
+    """How many checkpoints to keep; with 2 or more a damaged one costs save_every steps, not the run."""
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "batch_size": 1, "log_every": 1, "eval_rows": 1, "keep_checkpoints": 1}
+        least |= dict.fromkeys(("warmup_steps", "eval_every", "save_every", "clip_norm", "weight_decay", "seed"), 0)
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise UserError(f"train.{name} is {getattr(self, name)}, expected at least {value}")
+        if self.learning_rate <= 0:
+            raise UserError(f"train.learning_rate is {self.learning_rate}, expected more than 0")
+        if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:
+            raise UserError(f"train.micro_batch_size is {self.micro_batch_size}, expected 1 to {self.batch_size}")
+
+
+@dataclass
+class Recipe:
+    """A training run, whole: the same recipe and seed give the same weights."""
+
+    out: str = "runs/latest"
+    """The run's folder: settings, tokenizer, checkpoints, metrics, final model. The same command goes on with it."""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    """Text and tokens."""
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    """The model."""
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    """The training."""
+
+
+#: What may differ when a run is resumed: none of it changes what is computed.
+FREE = frozenset(
+    {"out", "data.cache", "train.micro_batch_size", "train.strategy", "train.log_every", "train.eval_every"}
+    | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
+)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A recipe as dotted names and plain values; dictionaries that users fill are values."""
+    if not is_dataclass(value):
+        return {prefix: value}
+    result: dict[str, Any] = {}
+    for entry in fields(value):
+        result |= flatten(getattr(value, entry.name), f"{prefix}.{entry.name}" if prefix else entry.name)
+    return result
+
+
+def require_same(mine: dict[str, Any], recorded: dict[str, Any], where: str) -> None:
+    """Hold a recipe to the one that a run folder was made with.
+
+    Raises:
+        UserError: it differs in something that changes the result.
+    """
+    differ = [name for name in sorted(mine.keys() | recorded.keys()) if mine.get(name) != recorded.get(name)]
+    differ = [name for name in differ if name not in FREE]
+    if differ:
+        said = "; ".join(f"{name} was {recorded.get(name)!r}, now {mine.get(name)!r}" for name in differ[:3])
+        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise UserError(f"{where} belongs to another run ({said}{more}): give another --out, or the same settings")
+
+
+def to_yaml(recipe: Any) -> str:
+    """The recipe as YAML that a command takes as its --config."""
+    import yaml
+
+    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(kind: type[R], path: Path) -> R:
+    """Read what :func:`to_yaml` wrote.
+
+    Raises:
+        UserError: there is no such file, or it is not such a recipe.
+    """
+    import yaml
+
+    try:
+        return _build(kind, yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
+    except OSError as error:
+        raise UserError(f"there is no {path}") from error
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a recipe: {str(error).splitlines()[0]}") from error
+
+
+def _build(kind: type[R], values: dict[str, Any], prefix: str) -> R:
+    hints = get_type_hints(kind)
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(f"unknown setting {prefix}{name}, expected one of {', '.join(hints)}")
+        arguments[name] = _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
+    return kind(**arguments)

@@ -1,0 +1,6 @@
+"""Training runs that any end can interrupt and the same command goes on with."""
+
+from latte.recipe import ModelRecipe, Recipe, TrainRecipe
+from latte.train.run import Result, fit, load_model, run_folder, train
+
+__all__ = ["ModelRecipe", "Recipe", "Result", "TrainRecipe", "fit", "load_model", "run_folder", "train"]

@@ -1,0 +1,177 @@
+"""Checkpoints: everything a run needs to go on, written whole, checked on reading, and never pickled.
+
+A checkpoint holds whole tensors under the model's own names, however many processes shared them while training, so
+that any other number of processes can go on with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from latte.errors import UserError
+from latte.files import Damaged, remove, remove_scratch, verify_folder, whole_folder
+
+KIND = "latte-checkpoint-1"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+SEPARATOR = "|"  # between a parameter's name and what the optimiser keeps of it
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:06d}"
+
+
+def all_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a run folder, whole or damaged, oldest first."""
+    names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> int | None:
+    """The step of the newest checkpoint that is bit for bit what was written; None if there is none.
+
+    Only for the process that owns the run folder: it also clears what a killed writer left.
+    """
+    remove_scratch(folder / "checkpoints")
+    for step in reversed(all_steps(folder)):
+        try:
+            manifest = verify_folder(path_of(folder, step))
+            if manifest.get("kind") != KIND or manifest.get("step") != step:
+                raise Damaged(f"{path_of(folder, step).name} is not a checkpoint of that step")
+            return step
+        except Damaged as damage:
+            say(f"checkpoint at step {step} is damaged ({damage}): going back to the one before it")
+    return None
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's tensors, each once, on the CPU; empty on processes other than the first. Every process must call."""
+    state: Any = get_model_state_dict(model, options=WHOLE)
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        # A tied tensor has two names; files hold it under the first, as transformers does.
+        name = name.removeprefix("module.")
+        if id(tensor) not in seen and name in state:
+            own[name] = state[name].contiguous()
+        seen.add(id(tensor))
+    return own
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's tensors by parameter name, and its settings as JSON values. Every process must call."""
+    state: Any = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    tensors = {
+        f"{name}{SEPARATOR}{key}": value.contiguous()
+        for name, entry in state.get("state", {}).items()
+        for key, value in entry.items()
+    }
+    return tensors, {"param_groups": state.get("param_groups", [])}
+
+
+def write_model(folder: Path, model: Any, state: dict[str, Tensor]) -> None:
+    """Weights and configuration, as ``from_pretrained`` reads them."""
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    model.config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    safetensors.torch.save_file(state, folder / MODEL, metadata={"format": "pt"})
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: Any,
+    weights: dict[str, Tensor],
+    optimizer: tuple[dict[str, Tensor], dict[str, Any]],
+    progress: dict[str, Any],
+    keep: int,
+) -> None:
+    """Write a checkpoint, whole or not at all, and only then remove the oldest beyond ``keep``.
+
+    Raises:
+        UserError: it could not be written, which leaves all earlier ones as they were.
+    """
+    try:
+        with whole_folder(path_of(folder, step), kind=KIND, step=step) as scratch:
+            write_model(scratch, model, weights)
+            safetensors.torch.save_file(optimizer[0], scratch / OPTIMIZER)
+            (scratch / "optimizer.json").write_text(json.dumps(optimizer[1]), encoding="utf-8")
+            for name, value in progress.items():
+                (scratch / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    except (OSError, safetensors.SafetensorError) as error:
+        kept = [earlier for earlier in all_steps(folder) if earlier != step]
+        last = f"the checkpoint at step {kept[-1]} stands" if kept else "there is no earlier one"
+        raise UserError(f"the checkpoint at step {step} could not be written ({_reason(error)}): {last}") from error
+    for old in all_steps(folder)[:-keep]:
+        remove(path_of(folder, old))
+
+
+def load_model(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into a model of the same architecture, sharded or not.
+
+    Raises:
+        UserError: the checkpoint is of another architecture.
+    """
+    state: dict[str, Any] = safetensors.torch.load_file(path / MODEL)
+    own = {name.removeprefix("module."): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, tensor in state.items():
+        if own.get(name) != tuple(tensor.shape):
+            raise UserError(
+                f"checkpoint {path} is of another architecture: its {name} is {tuple(tensor.shape)}, "
+                f"the model's {own.get(name, 'does not exist')}"
+            )
+    missing = own.keys() - state.keys() - _tied(model)
+    if missing:
+        raise UserError(f"checkpoint {path} is of another architecture: it has no {sorted(missing)[0]}")
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
+
+
+def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint's optimiser state back."""
+    state: Any = {}
+    for name, tensor in safetensors.torch.load_file(path / OPTIMIZER).items():
+        parameter, key = name.rsplit(SEPARATOR, 1)
+        state.setdefault(parameter, {})[key] = tensor
+    groups = read(path, "optimizer")["param_groups"]
+    for group in groups:  # JSON has no tuples
+        group["betas"] = tuple(group["betas"])
+    set_optimizer_state_dict(
+        model,
+        optimizer,
+        {"state": state, "param_groups": groups},
+        options=StateDictOptions(full_state_dict=True),
+    )
+
+
+def read(path: Path, name: str) -> Any:
+    return json.loads((path / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _tied(model: nn.Module) -> set[str]:
+    """Names that share their tensor with one named before them."""
+    seen: set[int] = set()
+    tied = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            tied.add(name.removeprefix("module."))
+        seen.add(id(tensor))
+    return tied
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).strip().splitlines()[0]

@@ -1,0 +1,326 @@
+"""A training run: a folder that a recipe fills, and that the same recipe goes on with after any end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
+
+from latte.data import Rows, StepBatches, prepare
+from latte.data.tokenizer import check_fits, save_tokenizer
+from latte.errors import Stopped, UserError
+from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
+from latte.models import preset
+from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
+from latte.train import checkpoint
+from latte.train.display import Display, Metrics, read_metrics
+from latte.train.trainer import Batch, LatteTrainer, seed_everything, training_arguments
+
+CONFIG, RESULT, FINAL = "config.yaml", "result.json", "model"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run comes to."""
+
+    steps: int
+    parameters: int
+    tokens: int
+    valid_loss: float | None
+    seconds: float
+    tokens_per_second: float
+    peak_memory_bytes: int
+
+
+def train(recipe: Recipe, *, console: Console | None = None) -> Result:
+    """Train as the recipe says, or go on where an earlier call with the same recipe ended, whatever ended it.
+
+    The final model is in ``out/model``, for ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        UserError: settings, text or files that can't be used; a folder of another run; a loss that is not finite.
+        Stopped: SIGTERM or SIGINT came; everything is saved.
+    """
+    folder = Path(recipe.out)
+    settings = recipe.train
+    args = training_arguments(folder, settings)
+    console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
+    micro, accumulation = share(settings, args.world_size)
+    args.gradient_accumulation_steps = accumulation
+    with args.main_process_first(desc="tokenising"):
+        corpus = prepare(recipe.data, console.print)
+    rows = Rows(corpus.train, recipe.data.sequence_length, "training part")
+    held_out = Rows(corpus.valid, recipe.data.sequence_length, "validation part")
+    batches = StepBatches(
+        rows,
+        seed=settings.seed,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        micro_batch_size=micro,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
+    model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
+    with run_folder(folder, args, recipe, corpus.digest):
+        if args.process_index == 0 and not (folder / "tokenizer").exists():
+            with whole_folder(folder / "tokenizer") as scratch:
+                save_tokenizer(corpus.tokenizer, scratch)
+        return fit(
+            model,
+            batches,
+            folder,
+            settings,
+            args,
+            console=console,
+            tokenizer=corpus.tokenizer,
+            tokens_per_step=settings.batch_size * recipe.data.sequence_length,
+            evaluate=lambda current: {"valid_loss": validation_loss(current, held_out, settings, args, micro)},
+        )
+
+
+def fit(
+    model: Any,
+    batches: Dataset[Batch],
+    folder: Path,
+    settings: TrainRecipe,
+    args: TrainingArguments,
+    *,
+    tokens_per_step: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
+    loss: Callable[[nn.Module, Batch], Tensor] | None = None,
+    console: Console | None = None,
+) -> Result:
+    """The loop itself, for any model, batches and loss: resumes from the folder's newest good checkpoint.
+
+    Call it inside :func:`run_folder`, which makes sure that the folder is this run's and nobody else's.
+    """
+    console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
+    if _is_finished(folder):
+        console.print(f"{folder} is finished already: nothing to do")
+        return Result(**json.loads((folder / RESULT).read_text()))
+    first = args.process_index == 0
+    step = _shared(checkpoint.newest(folder, console.print) if first else None, args)
+    trainer: LatteTrainer
+    metrics = Metrics(folder, tokens_per_step, lambda: trainer.progress)
+    shows: list[Metrics | Display] = [metrics, Display(metrics, console, folder.name)] if first else []
+    trainer = LatteTrainer(model, args, batches, settings, evaluate=evaluate, loss=loss, callbacks=[*shows])
+    if step is not None:
+        console.print(f"going on from step {step} of {settings.steps}")
+    try:
+        if step is None or step < settings.steps:
+            trainer.resume_or_start(step)
+        else:  # killed between the last checkpoint and the final model
+            checkpoint.load_model(checkpoint.path_of(folder, step), trainer.model)
+            trainer.progress = checkpoint.read(checkpoint.path_of(folder, step), "training")["progress"]
+            trainer.state.global_step = step
+    finally:
+        for show in shows:
+            show.close()
+    if trainer.state.global_step < settings.steps:
+        number = trainer.signal_number or 15
+        raise Stopped(
+            f"stopped at step {trainer.state.global_step} of {settings.steps}, saved: the same command goes on", number
+        )
+    return _finish(trainer, folder, tokenizer, tokens_per_step)
+
+
+def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Any:
+    """The model that a recipe names, its vocabulary the tokenizer's.
+
+    Raises:
+        UserError: an unknown name or setting, or a pretrained model with another vocabulary.
+    """
+    seed_everything(seed)
+    if recipe.pretrained is not None:
+        model = load_model(recipe.pretrained)
+        check_fits(tokenizer, model.config.vocab_size, recipe.pretrained)
+        return model
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **recipe.overrides}
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    try:
+        model = AutoModelForCausalLM.from_config(preset(recipe.variant, recipe.size, **sizes, **special))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"model: {error}") from error
+    check_fits(tokenizer, model.config.vocab_size, "model.overrides.vocab_size")
+    return model
+
+
+def load_model(name: str | Path) -> Any:
+    """A model for this machine: float32 where there is no GPU, since bfloat16 is far slower on most CPUs.
+
+    Raises:
+        UserError: there is none, or its files are damaged.
+    """
+    path = Path(name)
+    if (path / FINAL / "config.json").is_file():  # a run's folder
+        path = path / FINAL
+    source = str(path) if path.exists() else str(name)
+    dtype = "auto" if torch.cuda.is_available() else torch.float32
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"there is no usable model in {name}: {reason}") from error
+
+
+def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
+    """Rows that a process reads at once, and how many times before a step.
+
+    Raises:
+        UserError: the batch can't be dealt out evenly.
+    """
+    micro = settings.micro_batch_size or max(1, settings.batch_size // world_size)
+    if settings.batch_size % (micro * world_size):
+        raise UserError(
+            f"train.batch_size is {settings.batch_size}, expected a multiple of {micro * world_size}: "
+            f"{world_size} process{'es' * (world_size > 1)} with {micro} rows at once"
+        )
+    return micro, settings.batch_size // (micro * world_size)
+
+
+def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> float:
+    """Mean loss of a token, over ``eval_rows`` rows spread over the validation part; shared by all processes."""
+    count = min(settings.eval_rows, len(rows))
+    chosen = [index * len(rows) // count for index in range(count)]
+    total = torch.zeros(2, dtype=torch.float64, device=args.device)
+    per_call = micro * args.world_size
+    for start in range(0, count, per_call):
+        mine = chosen[start : start + per_call][args.process_index :: args.world_size]
+        # Every process runs the model equally often, since a sharded one needs them all.
+        batch = {name: value.to(args.device) for name, value in rows.batch(mine or chosen[:1]).items()}
+        items = int((batch["labels"] != -100).sum()) if mine else 0
+        loss = model(**inputs_for(model, batch)).loss
+        total += torch.tensor([float(loss) * items, items], dtype=torch.float64, device=args.device)
+    if args.world_size > 1:
+        torch.distributed.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def inputs_for(model: nn.Module, batch: Batch) -> Batch:
+    """A batch in the model's own words: models of others know segments by positions that start again."""
+    inner: Any = getattr(model, "module", model)
+    if getattr(inner.config, "model_type", "") == "latte":
+        return batch
+    place = torch.arange(batch["reset"].shape[1], device=batch["reset"].device)
+    start = torch.where(batch["reset"], place, 0).cummax(dim=1).values
+    others = {name: value for name, value in batch.items() if name != "reset"}
+    return {**others, "position_ids": place - start, "use_cache": False}  # type: ignore[dict-item]
+
+
+@contextmanager
+def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: str) -> Iterator[None]:
+    """Make or check a run's folder, and hold it against a second process of another run.
+
+    Raises:
+        UserError: the folder belongs to another recipe or other data, or is in use, or is not a run's.
+    """
+    failure = lock = None
+    if args.process_index == 0:
+        try:
+            lock = _claim(folder, recipe, data_digest)
+        except UserError as error:
+            failure = error
+    if _shared(int(failure is not None), args):
+        raise failure or UserError("the first process could not use the run folder")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, expected a folder for the run")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / ".lock").exists():
+        raise UserError(f"{folder} holds other files and no run: give another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UserError(f"{folder} is in use by another process") from None
+    try:
+        remove_scratch(folder)
+        if not (folder / CONFIG).exists():
+            write_text(folder / "data.json", json.dumps({"digest": data_digest}))
+            write_text(folder / CONFIG, to_yaml(recipe))
+        else:
+            require_same(flatten(recipe), flatten(from_yaml(type(recipe), folder / CONFIG)), str(folder))
+            if json.loads((folder / "data.json").read_text())["digest"] != data_digest:
+                raise UserError(f"the text has changed since {folder} was begun: give another --out, or the same text")
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step: int) -> Result:
+    state = checkpoint.model_state(trainer.model)
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    lines = read_metrics(folder)
+    valid = [line["valid_loss"] for line in lines if "valid_loss" in line]
+    seconds = (_shared(round(1000 * trainer.progress.get("metrics", {}).get("seconds", 0)), trainer.args) or 0) / 1000
+    tokens = trainer.settings.steps * tokens_per_step
+    result = Result(
+        steps=trainer.settings.steps,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        tokens=tokens,
+        valid_loss=valid[-1] if valid else None,
+        seconds=seconds,
+        tokens_per_second=round(tokens / max(seconds, 1e-9), 1),
+        peak_memory_bytes=peak_memory(),
+    )
+    if trainer.args.process_index == 0:
+        try:
+            write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
+            with whole_folder(folder / FINAL, weights=digest_json(sorted(state))) as scratch:
+                checkpoint.write_model(scratch, model, state)
+                if tokenizer is not None:
+                    save_tokenizer(tokenizer, scratch)
+        except OSError as error:
+            raise UserError(
+                f"the final model could not be written ({error.strerror}): all is in the last checkpoint"
+            ) from error
+    if trainer.args.world_size > 1:
+        torch.distributed.barrier()
+    return result
+
+
+def peak_memory() -> int:
+    """The most memory that this process has held, in bytes: on the GPU if it has one."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _is_finished(folder: Path) -> bool:
+    try:
+        verify_folder(folder / FINAL)
+    except Damaged:
+        return False
+    return (folder / RESULT).is_file()
+
+
+def _shared(value: int | None, args: TrainingArguments) -> int | None:
+    """The first process's number, on every process."""
+    if args.world_size == 1:
+        return value
+    box = torch.tensor([-1 if value is None else value], device=args.device)
+    torch.distributed.broadcast(box, src=0)
+    return None if box.item() < 0 else int(box.item())
