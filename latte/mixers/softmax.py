@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from latte.mixers.base import Mixer, MixerConfig, register
 from latte.mixers.layers import Linear, split_heads
 from latte.mixers.rotary import rotate, rotate_from_start
 from latte.ops import AttentionState, softmax_attention
+from latte.ops.softmax import require_attention_state
 from latte.ops.tokens import positions
 from latte.shapes import require_divides
 from latte.state import State
@@ -56,15 +56,13 @@ class SoftmaxMixer(Mixer):
         reset: Tensor | None,
     ) -> tuple[Tensor, State | None]:
         config = self.config
-        if state is not None and not isinstance(state, AttentionState):
-            raise ValueError(f"mixer 'softmax': state is a {type(state).__name__}, expected an AttentionState")
+        before = require_attention_state("mixer 'softmax'", state, self.init_state(x_BTD))
         q_BTHK = split_heads(self.q_proj(x_BTD), config.num_heads)
         k_BTGK = split_heads(self.k_proj(x_BTD), config.kv_heads)
         if self.options.rope and state is None and mask is None and reset is None:
             q_BTHK, k_BTGK = (rotate_from_start(x, config.rope_theta) for x in (q_BTHK, k_BTGK))
         elif self.options.rope:
-            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if state is None else state.count_B
-            place_BT, _ = positions(x_BTD, mask, reset, start_B)
+            place_BT, _ = positions(x_BTD, mask, reset, before.count_B)
             q_BTHK, k_BTGK = (rotate(x, place_BT, config.rope_theta) for x in (q_BTHK, k_BTGK))
         v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
         return softmax_attention(

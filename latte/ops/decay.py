@@ -19,6 +19,7 @@ from latte.ops.gated import (
     from_chunks,
     gated_chunks,
     pad_tokens,
+    seen_within,
     segments_before,
     to_chunks,
 )
@@ -180,9 +181,10 @@ def decay_attention_chunked(
         segment = torch.cat([segment, segment[:, -1:].expand(-1, extra)], dim=1)
         qs, ks, vs, gates = (to_chunks(pad_tokens(x[:, block], extra), size) for x in (q, k, v, gate))
         # Summed within each chunk alone, in float64: a sum of many or strong gates would lose the digits that its
-        # differences need.
-        total = gates.to(wide_dtype(gates.device)).cumsum(dim=-2)
+        # differences need. And within each document alone: no gradient passes a boundary, not even as rounding.
+        gates = gates.to(wide_dtype(gates.device))
         segments = to_chunks(segment, size)
+        total = gates.cumsum(dim=-2) if reset is None else seen_within(segments)[:, :, None].to(gates.dtype) @ gates
         chunks = Chunks(
             qs,
             ks,

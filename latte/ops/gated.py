@@ -98,7 +98,7 @@ def _within(x: Chunks) -> Tensor:
 def _within_scalar(x: Chunks) -> Tensor:
     """One gate for all channels: a plain product of queries and keys, faded by the time between them."""
     gate_BNHC = x.gate_BNHCK[..., 0]
-    seen_BN1CC = _seen(x.segment_BNC)[:, :, None]
+    seen_BN1CC = seen_within(x.segment_BNC)[:, :, None]
     fade_BNHCC = _exp_where(x.q_BNHCK, seen_BN1CC, gate_BNHC[..., :, None] - gate_BNHC[..., None, :])
     return (x.q_BNHCK @ x.k_BNHCK.transpose(-1, -2) * fade_BNHCC) @ x.v_BNHCV
 
@@ -112,7 +112,7 @@ def _within_channels(x: Chunks) -> Tensor:
         q, k, v, gate = (t[..., here, :] for t in (x.q_BNHCK, x.k_BNHCK, x.v_BNHCV, x.gate_BNHCK))
         segment = x.segment_BNC[..., here]
         fade = _exp_where(
-            x.q_BNHCK, _seen(segment)[:, :, None, :, :, None], gate[..., :, None, :] - gate[..., None, :, :]
+            x.q_BNHCK, seen_within(segment)[:, :, None, :, :, None], gate[..., :, None, :] - gate[..., None, :, :]
         )
         y = (q[..., :, None, :] * k[..., None, :, :] * fade).sum(-1) @ v
         if start:
@@ -128,7 +128,7 @@ def _within_channels(x: Chunks) -> Tensor:
     return torch.cat(outputs, dim=-2)
 
 
-def _seen(segment_NC: Tensor) -> Tensor:
+def seen_within(segment_NC: Tensor) -> Tensor:
     """Which tokens of a run see which: not the future, not another document."""
     C = segment_NC.shape[-1]
     causal = torch.ones(C, C, dtype=torch.bool, device=segment_NC.device).tril()

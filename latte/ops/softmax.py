@@ -62,7 +62,9 @@ def softmax_attention(
     require_divides("softmax_attention", sizes["G"], sizes["H"], "key/value heads", "query heads")
     if state is not None and not causal:
         raise ValueError("softmax_attention: a state was given with causal=False, expected none")
-    before = _require(state, AttentionState.empty(q_BTHK, sizes["G"], sizes["K"], sizes["V"]))
+    before = require_attention_state(
+        "softmax_attention", state, AttentionState.empty(q_BTHK, sizes["G"], sizes["K"], sizes["V"])
+    )
     T, past = sizes["T"], before.keys_BSGK.shape[1]
     segment_BT = segment_ids(reset, q_BTHK)
     real_BT = torch.ones_like(segment_BT, dtype=torch.bool) if mask is None else mask
@@ -96,19 +98,18 @@ def softmax_attention(
     return zero_padding(y_BHTV.transpose(1, 2), mask), after if causal else None
 
 
-def _require(state: State | None, like: AttentionState) -> AttentionState:
+def require_attention_state(op: str, state: State | None, like: AttentionState) -> AttentionState:
     """As latte.state.require_state, for a state whose length is free."""
     if state is None:
         return like
     if not isinstance(state, AttentionState):
-        raise ValueError(f"softmax_attention: state is a {type(state).__name__}, expected an AttentionState")
+        raise ValueError(f"{op}: state is a {type(state).__name__}, expected an AttentionState")
     for (path, tensor), (_, other) in zip(state.tensors(), like.tensors(), strict=True):
         if tensor.shape[:1] + tensor.shape[2:] != other.shape[:1] + other.shape[2:]:
             wanted = "(" + ", ".join("any" if i == 1 else str(n) for i, n in enumerate(other.shape)) + ")"
-            raise ValueError(f"softmax_attention: state.{path} has shape {given(tensor)}, expected {wanted}")
+            raise ValueError(f"{op}: state.{path} has shape {given(tensor)}, expected {wanted}")
         if (tensor.device, tensor.dtype) != (other.device, other.dtype):
             raise ValueError(
-                f"softmax_attention: state.{path} is {tensor.dtype} on {tensor.device}, "
-                f"expected {other.dtype} on {other.device}"
+                f"{op}: state.{path} is {tensor.dtype} on {tensor.device}, expected {other.dtype} on {other.device}"
             )
     return state
