@@ -12,6 +12,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -106,6 +107,16 @@ class LatteTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         if loss is not None:
             self.loss_is_scaled_for_ga = False
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            # accelerate shards on accelerators only and ignores the wish on CPUs, though torch can: so tell it so.
+            state = self.accelerator.state
+            # Every new AcceleratorState copies the PartialState over itself: both must say it.
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
 
     # Order and chance
 
