@@ -16,7 +16,7 @@ from setuptools.errors import CCompilerError, CompileError, ExecError, LinkError
 HERE = "latte/ops/native"
 KERNELS = [path.as_posix() for path in sorted(Path(HERE).glob("*.cpp")) if path.stem not in ("dispatch", "check")]
 HEADERS = [path.as_posix() for path in sorted(Path(HERE).glob("*.h"))]
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fno-exceptions"]
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fno-exceptions", "-g0"]
 X86 = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"],

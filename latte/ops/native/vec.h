@@ -112,11 +112,14 @@ LATTE_INLINE bool any(M mask) {
 #endif
 }
 
+// Halves onto halves: half as many steps as one lane after the other waits for.
 template <class T>
 LATTE_INLINE T sum_lanes(Vec<T> v) {
-    T s = 0;
-    for (int i = 0; i < kWidth<T>; ++i) s += v[i];
-    return s;
+    T lane[kWidth<T>];
+    store(lane, v);
+    for (int half = kWidth<T> / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    return lane[0];
 }
 template <class T>
 LATTE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
@@ -124,9 +127,11 @@ LATTE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
 }
 template <class T>
 LATTE_INLINE T max_lanes(Vec<T> v) {
-    T s = v[0];
-    for (int i = 1; i < kWidth<T>; ++i) s = v[i] > s ? v[i] : s;
-    return s;
+    T lane[kWidth<T>];
+    store(lane, v);
+    for (int half = kWidth<T> / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    return lane[0];
 }
 
 // exp(x) = 2^n (1 + r + r^2 q(r)), |r| <= ln(2)/2; q is a least-maximum fit of degree 4 (relative error 3e-9, so rounding

@@ -114,8 +114,58 @@ T softmax_row(T* row, int64_t first, int64_t last, int64_t origin, int64_t lo, i
     return T(1) / sum;
 }
 
+// One query at a time, for decoding: with so little to do, packing keys would take longer than using them.
+template <class T>
+void few_queries(const WindowForward& w) {
+    constexpr int64_t W = kWidth<T>;
+    const int64_t reach = min64(w.left + w.right + 1, w.S), size = sizeof(T);
+    const int64_t threads = useful_threads(w.threads, double(w.B * w.T * w.H) * double(reach * (w.D + w.V)));
+    parallel(w.B * w.T * w.H, threads, [&](int64_t begin, int64_t end) {
+        Scratch mem(2 * room(reach + W, size));
+        T* p = mem.zeros<T>(reach + W);
+        Int<T>* ids = mem.take<Int<T>>(reach + W);
+        for (int64_t u = begin; u < end; ++u) {
+            const int64_t b = u / w.H / w.T, i = u / w.H % w.T, h = u % w.H, g = h / (w.H / w.G);
+            const int64_t j0 = max64(0, w.S - w.T + i - w.left), n = min64(w.S, w.S - w.T + i + w.right + 1) - j0;
+            const T *q = at<T>(w.q, b, i, h), *k = at<T>(w.k, b, j0, g), *v = at<T>(w.v, b, j0, g);
+            T* y = at<T>(w.y, b, i, h);
+            for (int64_t j = 0; j < n; j += 4) {
+                // Four keys at a time keep the adders busy; behind the end the last key is repeated.
+                const T* row[4];
+                Vec<T> dot[4] = {};
+                for (int r = 0; r < 4; ++r) row[r] = k + min64(j + r, n - 1) * w.k.t;
+                int64_t d = 0;
+                for (; d + W <= w.D; d += W)
+                    for (int r = 0; r < 4; ++r) dot[r] += load(q + d) * load(row[r] + d);
+                if (d < w.D)
+                    for (int r = 0; r < 4; ++r) dot[r] += load_some(q + d, w.D - d, T(0)) * load_some(row[r] + d, w.D - d, T(0));
+                for (int64_t r = 0; r < min64(4, n - j); ++r) p[j + r] = sum_lanes<T>(dot[r]) * T(w.scale);
+            }
+            const Int<T>* known = key_ids<T>(ids, w.seg_k ? w.seg_k + b * w.S + j0 : nullptr, n, reach + W);
+            const T inverse = softmax_row(p, 0, round_up(n, W), 0, 0, n, known, w.seg_q ? w.seg_q[b * w.T + i] : 0, T(w.softcap),
+                                          (T*)w.lse + (b * w.T + i) * w.H + h);
+            // An unseen value may hold anything, so it is not even multiplied by 0.
+            int64_t c = 0;
+            for (; c + 4 * W <= w.V; c += 4 * W) {
+                Vec<T> sum[4] = {};
+                for (int64_t j = 0; j < n; ++j)
+                    if (p[j] != 0)
+                        for (int r = 0; r < 4; ++r) sum[r] += p[j] * load(v + j * w.v.t + c + r * W);
+                for (int r = 0; r < 4; ++r) store(y + c + r * W, sum[r] * inverse);
+            }
+            for (; c < w.V; c += W) {
+                Vec<T> sum{};
+                for (int64_t j = 0; j < n; ++j)
+                    if (p[j] != 0) sum += p[j] * load_some(v + j * w.v.t + c, w.V - c, T(0));
+                store_some(y + c, sum * inverse, w.V - c);
+            }
+        }
+    });
+}
+
 template <class T>
 void window_forward_typed(const WindowForward& w) {
+    if (w.T <= 2) return few_queries<T>(w);
     constexpr int64_t N = kTileCols<T>, W = kWidth<T>;
     const int64_t group = w.H / w.G, reach = w.left + w.right;
     const double work = double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));

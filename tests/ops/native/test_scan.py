@@ -69,6 +69,19 @@ def test_masked_tokens_are_inert_whatever_they_hold():
     assert not any(x[~mask].any() for x in grads[:2])
 
 
+def test_the_vector_exponential_is_exact_to_two_units():
+    """With b = 0 and h0 = 1 the scan is exp(log_a)."""
+    x = torch.cat(
+        [torch.linspace(-87.3, 0, 40001), -torch.logspace(-8, 1, 2001), torch.tensor([-88.0, -1e30, -torch.inf])]
+    )
+    got = native.diagonal_scan(x.view(1, 1, -1), torch.zeros(1, 1, x.numel()), torch.ones(1, x.numel()))[0].flatten()
+    exact = x.double().exp()
+    unit = torch.nextafter(exact.float(), torch.tensor(2.0)).double() - exact.float().double()
+    normal = x > -87.3
+    assert float(((got.double() - exact).abs() / unit)[normal].max()) < 2
+    assert not got[-3:].any()
+
+
 def test_the_future_changes_no_bit():
     log_a, b, h0, *_ = inputs(3, 1, 40, 9, torch.float32, False)
     h = native.diagonal_scan(log_a, b, h0)[0]
