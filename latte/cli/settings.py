@@ -31,14 +31,14 @@ def parse(command: str, description: str, kind: type[T], arguments: Sequence[str
     Raises:
         UserError: an unknown or ill-typed setting, or a recipe that does not exist.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
     parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False)
     parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of a packaged one")
     parser.add_class_arguments(kind, as_group=False)
     arguments = _named(list(arguments), positional)
     try:
         settings = parser.parse_args(_with_recipe(arguments))
-        values = vars(parser.instantiate_classes(settings))
+        values = vars(parser.instantiate(settings))
         return kind(**{name: value for name, value in values.items() if name != "config"})
     except ArgumentError as error:
         raise UserError(_sentence(str(error), parser)) from None

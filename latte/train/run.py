@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging as transformers_logging
 
 from latte.data import Rows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
@@ -170,11 +171,16 @@ def load_model(name: str | Path) -> Any:
         path = path / FINAL
     source = str(path) if path.exists() else str(name)
     dtype = "auto" if torch.cuda.is_available() else torch.float32
+    bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"there is no usable model in {name}: {reason}") from error
+    finally:
+        if bar:
+            transformers_logging.enable_progress_bar()
 
 
 def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:

@@ -1,0 +1,44 @@
+"""``latte eval``: perplexity by context length, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from latte.cli.settings import parse
+from latte.recipe import EvalRecipe
+
+DESCRIPTION = """Measure perplexity and bits per byte at any context length, in constant memory: `latte eval MODEL`.
+At every length the same tokens are scored; the loss by position shows where a model stops using what it has read."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    return run(parse("eval", DESCRIPTION, EvalRecipe, arguments, positional="model"))
+
+
+def run(recipe: EvalRecipe) -> int:
+    """Evaluate, and print two tables."""
+    from latte.eval.run import run_eval
+
+    console = Console()
+    result, text = run_eval(recipe)
+    tokens = result.contexts[0].tokens
+    title = f"{recipe.model}: {tokens:,} tokens of {len(text.documents)} documents"
+    table = Table("context", "loss", "perplexity", "bits/byte", "tokens/s", "state", title=title, title_justify="left")
+    for row in result.contexts:
+        table.add_row(
+            f"{row.context:,}",
+            f"{row.loss:.4f}",
+            f"{row.perplexity:,.2f}",
+            f"{row.bits_per_byte:.4f}",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.state_bytes / 1024:,.0f} KiB",
+        )
+    console.print(table)
+    table = Table("tokens before", "loss", "tokens", title="loss by position", title_justify="left")
+    for place in result.positions:
+        table.add_row(f"{place.first:,} - {place.last:,}", f"{place.loss:.4f}", f"{place.tokens:,}")
+    console.print(table)
+    return 0

@@ -1,0 +1,79 @@
+"""``latte generate``: continue a prompt of any length in constant memory."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from latte.cli.settings import parse
+from latte.errors import UserError
+from latte.recipe import GenerateRecipe
+
+DESCRIPTION = """Continue a text, showing it as it comes: `latte generate MODEL --prompt "def main"`. A prompt file may
+have any length: only the model's state is kept. --save_state keeps that state and --load_state goes on from it, so that
+a long document is read once and asked many times."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    # Hyphens as in most commands: --save-state is --save_state.
+    arguments = [part.replace("-", "_").replace("__", "--", 1) if part[:2] == "--" else part for part in arguments]
+    return run(parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model"))
+
+
+def run(recipe: GenerateRecipe) -> int:
+    """Read, perhaps save, and write to standard output."""
+    from latte.eval.generate import Reader, stream_text, text_blocks
+    from latte.eval.run import load
+
+    with _prompt(recipe) as (file, size):
+        model, tokenizer = load(recipe.model)
+        reader = Reader(model, tokenizer, recipe.chunk)
+        if recipe.load_state is not None:
+            reader.load(Path(recipe.load_state))
+        if file is not None or recipe.load_state is None:
+            with _bar(size) as on_bytes:
+                reader.read_blocks(text_blocks(file or io.BytesIO(), on_bytes))
+    if recipe.save_state is not None:
+        reader.save(Path(recipe.save_state))
+    for piece in stream_text(reader, recipe):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n" if recipe.max_new_tokens else "")
+    return 0
+
+
+@contextmanager
+def _prompt(recipe: GenerateRecipe) -> Iterator[tuple[IO[bytes] | None, int | None]]:
+    """The prompt as a file, and its size if that is known; opened first, so that a mistake costs no loading."""
+    if recipe.prompt is not None:
+        raw = recipe.prompt.encode("utf-8", "surrogateescape")
+        yield io.BytesIO(raw), len(raw)
+    elif recipe.prompt_file == "-":
+        yield sys.stdin.buffer, None
+    elif recipe.prompt_file is not None:
+        path = Path(recipe.prompt_file)
+        if not path.is_file():
+            raise UserError(f"there is no file {path}")
+        with path.open("rb") as file:
+            yield file, path.stat().st_size
+    else:
+        yield None, None
+
+
+@contextmanager
+def _bar(size: int | None) -> Iterator:
+    console = Console(file=sys.stderr)
+    if not console.is_terminal or (size is not None and size < 1 << 16):
+        yield lambda count: None
+        return
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=size)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,96 @@
+"""What to evaluate: a model by folder or name, on its own validation text or any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from latte.data import open_source, prepare
+from latte.data.tokenizer import check_fits, encode_documents, load_tokenizer
+from latte.errors import UserError
+from latte.eval.stream import Evaluation, Text, evaluate, longest_context
+from latte.files import write_text
+from latte.recipe import DataRecipe, EvalRecipe, Recipe, from_yaml
+from latte.train.run import CONFIG, FINAL, load_model
+
+
+def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[Evaluation, Text]:
+    """Evaluate as the recipe says, and write the figures to its ``out`` if it has one.
+
+    Raises:
+        UserError: a model, text or context that can't be used.
+    """
+    model, tokenizer = load(recipe.model, recipe.tokenizer)
+    text = read_text(recipe, tokenizer)
+    result = evaluate(model, text, recipe.contexts or default_contexts(recipe, model), on_tokens=on_tokens)
+    if recipe.out is not None:
+        Path(recipe.out).parent.mkdir(parents=True, exist_ok=True)
+        about = {"model": recipe.model, "source": recipe.source, "documents": len(text.documents)}
+        write_text(Path(recipe.out), json.dumps({**about, **asdict(result)}, indent=1) + "\n")
+    return result, text
+
+
+def load(name: str, tokenizer_name: str | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, by run folder, model folder or name on the hub."""
+    model = load_model(name)
+    folder = Path(name) / FINAL
+    tokenizer = load_tokenizer(tokenizer_name or (str(folder) if folder.is_dir() else name))
+    check_fits(tokenizer, model.config.vocab_size, name)
+    return model.eval(), tokenizer
+
+
+def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
+    """The documents that a recipe means, up to its number of tokens."""
+    run = Path(recipe.model) / CONFIG
+    if recipe.source is not None:
+        settings = DataRecipe(
+            source=recipe.source, format=recipe.format, text_field=recipe.text_field, separator=recipe.separator
+        )
+        texts = open_source(recipe.source, settings).documents()
+        return take(_encoded(tokenizer, texts), tokenizer, recipe)
+    if not run.is_file():
+        raise UserError(f"{recipe.model} is not a run's folder, so it has no validation text of its own: give --source")
+    corpus = prepare(from_yaml(Recipe, run).data)
+    tokens = corpus.valid
+    pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
+    return take(pairs, tokenizer, recipe)
+
+
+def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:
+    """Whole documents of at least the least length, until the tokens are enough; the last one is cut to fit."""
+    documents: list[np.ndarray] = []
+    left, num_bytes = recipe.max_tokens, 0
+    for ids, size in pairs:
+        if len(ids) < recipe.min_document_tokens:
+            continue
+        if len(ids) > left:
+            ids = ids[:left]
+            size = len(str(tokenizer.decode(ids, skip_special_tokens=True)).encode("utf-8"))
+        documents.append(ids)
+        num_bytes += size
+        left -= len(ids)
+        if left < 2:
+            break
+    if recipe.join_documents and documents:
+        documents = [np.concatenate(documents)]
+    return Text(documents, num_bytes)
+
+
+def default_contexts(recipe: EvalRecipe, model: Any) -> list[int]:
+    """From a quarter of the training length to eight times it, as far as the model can read."""
+    run = Path(recipe.model) / CONFIG
+    trained = from_yaml(Recipe, run).data.sequence_length if run.is_file() else 512
+    limit = longest_context(model)
+    lengths = [max(1, trained // 4), max(1, trained // 2), trained, 2 * trained, 4 * trained, 8 * trained]
+    return [length for length in lengths if limit is None or length <= limit]
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[tuple[np.ndarray, int]]:
+    for text in texts:
+        yield encode_documents(tokenizer, [text])[0], len(text.encode("utf-8", "replace"))

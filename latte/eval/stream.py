@@ -1,0 +1,194 @@
+"""Evaluation by streaming: text of any length is read chunk by chunk, and only the model's state is carried along."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from latte.errors import UserError
+
+# Logits held at a time, about: 2^24 floats are 64 MB.
+LOGITS_AT_ONCE = 1 << 24
+TOKENS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class AtContext:
+    """How well tokens are predicted when text is read in stretches of ``context`` tokens."""
+
+    context: int
+    tokens: int
+    loss: float  # nats a token
+    perplexity: float
+    bits_per_byte: float
+    tokens_per_second: float
+    state_bytes: int  # of one row, at the end of the longest stretch
+
+
+@dataclass(frozen=True)
+class AtPosition:
+    """Mean loss of the tokens that have ``first`` to ``last`` tokens before them."""
+
+    first: int
+    last: int
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality by context length, and by position within the longest."""
+
+    contexts: list[AtContext]
+    positions: list[AtPosition]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents to score: their ids, and how many bytes of text they stand for."""
+
+    documents: list[np.ndarray]
+    num_bytes: int
+
+
+def evaluate(
+    model: Any,
+    text: Text,
+    contexts: Sequence[int],
+    *,
+    chunk: int = 512,
+    on_tokens: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Score the same tokens at every context length: each document is read in stretches of that many tokens.
+
+    A stretch starts from an empty state, so a token has at most ``context`` tokens before it. Every token but the first
+    of each document is scored, whatever the length. Works for any causal model of transformers; with a recurrent one
+    memory does not grow with the length.
+
+    Args:
+        chunk: tokens of a row read at once; changes nothing but speed and memory.
+        on_tokens: told how many tokens were read.
+
+    Raises:
+        UserError: no text, or a context that is not positive or beyond the model's learned positions.
+    """
+    if not any(len(document) > 1 for document in text.documents):
+        raise UserError("there is no text to evaluate on")
+    limit = longest_context(model)
+    for context in contexts:
+        if context < 1 or (limit is not None and context > limit):
+            raise UserError(f"a context of {context} tokens was asked for, expected 1 to {limit or 'any number'}")
+    measured, positions = [], []
+    for context in sorted(set(contexts)):
+        began = time.perf_counter()
+        sums, counts, state_bytes = _score(model, text.documents, context, chunk, on_tokens)
+        loss = float(sums.sum() / counts.sum())
+        measured.append(
+            AtContext(
+                context=context,
+                tokens=int(counts.sum()),
+                loss=loss,
+                perplexity=math.exp(min(loss, 700.0)),
+                bits_per_byte=float(sums.sum()) / math.log(2) / max(1, text.num_bytes),
+                tokens_per_second=int(counts.sum()) / (time.perf_counter() - began),
+                state_bytes=state_bytes,
+            )
+        )
+        positions = _positions(_edges(context), sums, counts)
+    return Evaluation(measured, positions)
+
+
+def longest_context(model: Any) -> int | None:
+    """The most tokens that a model can read, where its positions are a table; None if it reads any number."""
+    config = model.config
+    return config.max_position_embeddings if getattr(config, "position_embedding", None) == "learned" else None
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of a cache, ours or transformers'."""
+    if cache is None:
+        return 0
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
+    tensors = [value for layer in getattr(cache, "layers", []) for value in vars(layer).values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
+
+
+@torch.no_grad()
+def _score(
+    model: Any, documents: list[np.ndarray], context: int, chunk: int, on_tokens: Callable[[int], None]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Sum of losses and number of tokens by bin of position, and the state's bytes a row."""
+    edges = _edges(context)
+    sums, counts = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=np.int64)
+    model.eval()
+    chunk = min(chunk, context)
+    rows = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size) // chunk)
+    held = 0
+    for batch in _stretches(documents, context, rows):
+        cache = None
+        for start in range(0, len(batch[0]) - 1, chunk):
+            # Longest first, so that rows that have ended are the last ones: drop them.
+            batch = [stretch for stretch in batch if len(stretch) - 1 > start]
+            if cache is not None:
+                cache.batch_select_indices(torch.arange(len(batch), device=model.device))
+            ids, targets = _chunk(batch, start, chunk)
+            output = model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            losses = F.cross_entropy(
+                output.logits.flatten(0, 1).float(), targets.flatten().to(model.device), reduction="none"
+            )
+            losses_BT, real = losses.view(targets.shape).double().cpu().numpy(), (targets != -100).numpy()
+            place = np.searchsorted(edges, start + 1 + np.nonzero(real)[1], side="right") - 1
+            np.add.at(sums, place, losses_BT[real])
+            np.add.at(counts, place, 1)
+            held = max(held, state_bytes(cache) // len(batch))
+            on_tokens(int(real.sum()))
+    return sums, counts, held
+
+
+def _stretches(documents: list[np.ndarray], context: int, rows: int) -> Iterator[list[np.ndarray]]:
+    """Stretches of ``context`` tokens and the one that the last of them predicts, longest first, in batches."""
+    cut = [
+        document[start : start + context + 1]
+        for document in documents
+        for start in range(0, len(document) - 1, context)
+    ]
+    cut.sort(key=len, reverse=True)
+    for start in range(0, len(cut), rows):
+        yield cut[start : start + rows]
+
+
+def _chunk(batch: list[np.ndarray], start: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """Ids and what they predict; rows that end inside are filled up with what nothing depends on."""
+    width = min(chunk, len(batch[0]) - 1 - start)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    targets = torch.full((len(batch), width), -100)
+    for row, stretch in enumerate(batch):
+        piece = torch.from_numpy(stretch[start : start + width + 1])
+        ids[row, : len(piece) - 1] = piece[:-1]
+        targets[row, : len(piece) - 1] = piece[1:]
+    return ids, targets
+
+
+def _edges(context: int) -> np.ndarray:
+    """1, 2, 3, 4, 6, 8, 11, ...: two bins for each doubling; the last edge is beyond the context."""
+    steps = np.arange(0, 2 * math.log2(context + 1) + 2)
+    edges = np.unique(np.round(2 ** (steps / 2)).astype(np.int64))
+    return np.append(edges[edges <= context], context + 1)
+
+
+def _positions(edges: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> list[AtPosition]:
+    return [
+        AtPosition(int(first), int(after) - 1, int(count), float(total / count))
+        for first, after, total, count in zip(edges[:-1], edges[1:], sums, counts, strict=True)
+        if count
+    ]
