@@ -1,7 +1,25 @@
 """Pages to look at: reports of runs, and an inspector of what a model attends to."""
 
-from latte.report.inspection import Inspection, LayerView, inspect_text
+from latte.report.build import Report, build_report, render_report
+from latte.report.inspection import Inspection, LayerView, inspect_ids, inspect_text
+from latte.report.latents import LatentUse, latent_use
 from latte.report.loading import load
 from latte.report.page import render_inspection
+from latte.report.runs import RunView, find_runs, read_run
 
-__all__ = ["Inspection", "LayerView", "inspect_text", "load", "render_inspection"]
+__all__ = [
+    "Inspection",
+    "LatentUse",
+    "LayerView",
+    "Report",
+    "RunView",
+    "build_report",
+    "find_runs",
+    "inspect_ids",
+    "inspect_text",
+    "latent_use",
+    "load",
+    "read_run",
+    "render_inspection",
+    "render_report",
+]

@@ -85,7 +85,11 @@ def inspect_text(model: Any, tokenizer: Any, text: str, *, max_tokens: int = MAX
     ids = encode_documents(tokenizer, [text])[0]
     if tokenizer.eos_token_id is not None:
         ids = ids[:-1]
-    dropped, ids = max(0, len(ids) - max_tokens), ids[:max_tokens]
+    return inspect_ids(model, tokenizer, ids[:max_tokens], title=title, dropped=max(0, len(ids) - max_tokens))
+
+
+def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "", dropped: int = 0) -> Inspection:
+    """:func:`inspect_text` for a text that is tokens already, its first-token mark included."""
     base: Any = model if hasattr(model, "layers") else getattr(model, "model", None)
     blocks = list(getattr(base, "layers", []))
     if not blocks or not all(isinstance(getattr(block, "mixer", None), Mixer) for block in blocks):

@@ -33,6 +33,13 @@ Latte.logTicks = (low, high, wanted, base) => {
   return result;
 };
 
+// Ticks carry no more decimals than tell them apart.
+Latte.tickFormat = (name, ticks) => {
+  if (name !== 'number') return Latte.formats[name];
+  const decimals = Math.max(0, ...ticks.map((v) => (String(+v.toPrecision(8)).split('.')[1] || '').length));
+  return (v) => v.toFixed(Math.min(decimals, 6));
+};
+
 const SHAPES = ['circle', 'square', 'diamond', 'triangle'];
 const marker = (shape, x, y, r, attributes) => {
   if (shape === 'square') return Latte.svg('rect', { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8, ...attributes });
@@ -83,7 +90,7 @@ Latte.lineChart = (holder, spec) => {
 
   function draw() {
     const width = Math.max(240, plot.clientWidth);
-    const height = spec.height || Math.round(Math.min(340, Math.max(220, width * 0.46)));
+    const height = spec.height || Math.round(Math.min(340, Math.max(230, width * 0.56)));
     const shown = spec.series.filter((line) => !hidden.has(line.group || line.name) && line.points.length);
     const all = shown.flatMap((line) => line.points.concat(line.range ? line.faint : []));
     if (!all.length) return;
@@ -93,13 +100,15 @@ Latte.lineChart = (holder, spec) => {
     let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
     if (x0 === x1) { x0 = spec.x.log ? x0 / 2 : x0 - 1; x1 = spec.x.log ? x1 * 2 : x1 + 1; }
     if (spec.y.zero) y0 = 0;
+    if (spec.y.top) y1 = Math.max(y0, Math.min(y1, spec.y.top(shown))); // what stands higher is cut off at the frame
     if (spec.y.log) { const pad = Math.max(1.06, (y1 / y0) ** 0.06); y0 /= pad; y1 *= pad; } else {
       const pad = (y1 - y0 || Math.abs(y1) || 1) * 0.06;
       y0 = spec.y.zero ? 0 : y0 - pad;
       y1 += pad;
     }
     const yTicks = spec.y.log ? Latte.logTicks(y0, y1, height / 50, spec.y.base) : Latte.ticks(y0, y1, height / 55);
-    const left = 14 + 6.6 * Math.max(...yTicks.map((v) => yFormat(v).length));
+    const yName = Latte.tickFormat(spec.y.format || 'number', yTicks);
+    const left = 14 + 6.6 * Math.max(...yTicks.map((v) => yName(v).length));
     const box = { left, right: width - 14, top: 26, bottom: height - 42 };
     const scale = (low, high, from, to, log) => {
       const t = log ? Math.log : (v) => v;
@@ -112,7 +121,7 @@ Latte.lineChart = (holder, spec) => {
     const root = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, 'aria-hidden': 'true' });
     for (const v of yTicks) {
       root.append(svg('line', { class: 'grid', x1: box.left, x2: box.right, y1: Y(v), y2: Y(v) }),
-        svg('text', { class: 'tick', x: box.left - 7, y: Y(v) + 3.5, 'text-anchor': 'end' }, yFormat(v)));
+        svg('text', { class: 'tick', x: box.left - 7, y: Y(v) + 3.5, 'text-anchor': 'end' }, yName(v)));
     }
     for (const v of xTicks) {
       root.append(svg('line', { class: 'tickmark', x1: X(v), x2: X(v), y1: box.bottom, y2: box.bottom + 4 }),
@@ -121,14 +130,9 @@ Latte.lineChart = (holder, spec) => {
     root.append(svg('line', { class: 'axis', x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
       svg('text', { class: 'axis-name', x: box.right, y: height - 6, 'text-anchor': 'end' }, spec.x.label + ' →'),
       svg('text', { class: 'axis-name', x: 0, y: 12 }, '↑ ' + spec.y.label));
-    for (const mark of spec.marks || []) {
-      const toLeft = X(mark.x) > (box.left + box.right) / 2;
-      root.append(svg('line', { class: 'mark', x1: X(mark.x), x2: X(mark.x), y1: box.top, y2: box.bottom }),
-        svg('text', { class: 'mark-name', x: X(mark.x) + (toLeft ? -6 : 6), y: box.top + 9, 'text-anchor': toLeft ? 'end' : 'start' }, mark.label));
-    }
     const path = (points) => points.map((p, i) => `${i ? 'L' : 'M'}${X(p[0]).toFixed(1)},${Y(p[1]).toFixed(1)}`).join('');
     const clip = `clip-${Math.random().toString(36).slice(2)}`;
-    root.append(svg('clipPath', { id: clip }, svg('rect', { x: box.left, y: box.top - 4, width: box.right - box.left, height: box.bottom - box.top + 8 })));
+    root.append(svg('clipPath', { id: clip }, svg('rect', { x: box.left, y: box.top - 5, width: box.right - box.left, height: box.bottom - box.top + 10 })));
     const lines = svg('g', { 'clip-path': `url(#${clip})` });
     root.append(lines);
     for (const line of shown) {
@@ -136,6 +140,11 @@ Latte.lineChart = (holder, spec) => {
       if (line.faint) lines.append(svg('path', { class: 'line faint', d: path(line.faint), style }));
       if (!line.bare) lines.append(svg('path', { class: 'line' + (line.thin ? ' thin' : ''), d: path(line.points), style, 'stroke-dasharray': line.dash || dashOf(line.color) }));
       if (line.dots) for (const p of line.points) lines.append(marker(SHAPES[line.color % 4], X(p[0]), Y(p[1]), 3.4, { class: 'dot', style }));
+    }
+    for (const mark of spec.marks || []) {
+      const toLeft = X(mark.x) > (box.left + box.right) / 2;
+      root.append(svg('line', { class: 'mark', x1: X(mark.x), x2: X(mark.x), y1: box.top, y2: box.bottom }),
+        svg('text', { class: 'mark-name', x: X(mark.x) + (toLeft ? -6 : 6), y: box.top + 9, 'text-anchor': toLeft ? 'end' : 'start' }, mark.label));
     }
     const cursor = svg('g', { class: 'cursor' });
     root.append(cursor);

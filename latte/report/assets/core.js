@@ -83,7 +83,7 @@ Latte.formats = {
   count: Latte.count,
   length: Latte.length,
   bytes: Latte.bytes,
-  rate: (value) => (value >= 1000 ? Latte.count(value) : Latte.round(value, 3)),
+  rate: (value) => (value >= 1000 ? Latte.count(value) : String(+value.toPrecision(3))),
   percent: Latte.percent,
 };
 

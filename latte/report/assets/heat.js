@@ -1,27 +1,30 @@
 'use strict';
 /* Probabilities as pictures: a matrix on a canvas, and the paper's figure of p(l|t) for every layer and head. */
 
-/* value(row, column) is a probability, or null where there is none (the future). `gapAfter` leaves a thin line below
-   a row, to set the window's slot apart from the latents. */
-Latte.heat = (canvas, rows, columns, value, gapAfter = -1) => {
-  const extra = gapAfter >= 0 ? 1 : 0;
+/* value(row, column) is a probability, or null where there is none (the future). With `apart`, the first row (the
+   window's slot) is set apart from the others (the latents) by half a row. */
+const TALL = 4; // pixels a row where a gap is needed, so that the gap can be half a row
+Latte.heat = (canvas, rows, columns, value, apart = false) => {
+  const tall = apart ? TALL : 1;
+  const gap = apart ? TALL / 2 : 0;
   canvas.width = columns;
-  canvas.height = rows + extra;
+  canvas.height = rows * tall + gap;
   const draw = () => {
     const ramp = Latte.ramp();
     const context = canvas.getContext('2d');
-    const image = context.createImageData(columns, rows + extra);
+    const image = context.createImageData(columns, canvas.height);
     for (let r = 0; r < rows; r++) {
-      const y = extra && r > gapAfter ? r + 1 : r;
       for (let c = 0; c < columns; c++) {
         const p = value(r, c);
         if (p === null) continue;
         const from = Latte.heatIndex(p) * 3;
-        const to = (y * columns + c) * 4;
-        image.data[to] = ramp[from];
-        image.data[to + 1] = ramp[from + 1];
-        image.data[to + 2] = ramp[from + 2];
-        image.data[to + 3] = 255;
+        for (let y = r * tall + (r ? gap : 0), end = y + tall; y < end; y++) {
+          const to = (y * columns + c) * 4;
+          image.data[to] = ramp[from];
+          image.data[to + 1] = ramp[from + 1];
+          image.data[to + 2] = ramp[from + 2];
+          image.data[to + 3] = 255;
+        }
       }
     }
     context.putImageData(image, 0, 0);
@@ -31,11 +34,11 @@ Latte.heat = (canvas, rows, columns, value, gapAfter = -1) => {
 };
 
 // The cell under the pointer, the gap counted out.
-Latte.cellAt = (canvas, event, rows, gapAfter = -1) => {
+Latte.cellAt = (canvas, event, rows, apart = false) => {
   const box = canvas.getBoundingClientRect();
   const column = Math.floor(((event.clientX - box.left) / box.width) * canvas.width);
-  let row = Math.floor(((event.clientY - box.top) / box.height) * canvas.height);
-  if (gapAfter >= 0 && row > gapAfter) row = Math.max(gapAfter, row - 1);
+  const y = ((event.clientY - box.top) / box.height) * canvas.height;
+  const row = Math.floor(!apart ? y : y < TALL ? 0 : Math.max(1, (y - TALL / 2) / TALL));
   return [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(canvas.width - 1, column))];
 };
 
@@ -54,7 +57,12 @@ Latte.heatLegend = () => {
 Latte.latentGrid = async (holder, data, stats, onPick) => {
   const { el } = Latte;
   const tokens = data.tokens;
-  holder.replaceChildren(Latte.heatLegend());
+  const draws = [];
+  let among = false; // whether latents are shown as shares of what the window leaves them
+  const scale = Latte.choice('Shares', [{ value: 'all', label: 'of all attention' }, { value: 'among', label: 'among latents' }], 'all',
+    (value) => { among = value === 'among'; draws.forEach((draw) => draw()); });
+  const windows = data.layers.some((layer) => layer.window);
+  holder.replaceChildren(el('div', { class: 'heat-head' }, windows ? scale : el('span'), Latte.heatLegend()));
   for (const [index, layer] of data.layers.entries()) {
     if (!layer.slots) continue;
     const packed = await Latte.unpack(layer.slots);
@@ -65,14 +73,20 @@ Latte.latentGrid = async (holder, data, stats, onPick) => {
     holder.append(el('h4', { class: 'heat-layer' }, `Layer ${index + 1}`), row);
     for (let h = 0; h < heads; h++) {
       const value = (slot, t) => packed.values[(h * length + t) * slots + slot] / 65535;
+      const drawn = (slot, t) => {
+        const own = value(slot, t);
+        return among && window && slot > 0 ? own / Math.max(1 - value(0, t), 1e-6) : own;
+      };
       const use = stats[index].use[h];
       const canvas = el('canvas', { class: 'heat', role: 'img', 'aria-label': `p(l|t) of layer ${index + 1}, head ${h + 1}` });
-      const gap = window ? 0 : -1;
-      Latte.onTheme(Latte.heat(canvas, slots, length, value, gap));
-      const most = Math.max(...use);
+      const apart = Boolean(window);
+      draws.push(Latte.heat(canvas, slots, length, drawn, apart));
+      Latte.onTheme(draws[draws.length - 1]);
+      // The window's bar is its share of all; the latents' are relative to the most used of them.
+      const most = Math.max(...use.slice(window));
       const bars = el('div', { class: 'use', 'aria-hidden': 'true' }, use.flatMap((share, slot) => {
         const bar = el('i', {
-          class: window && slot === 0 ? 'window' : '', style: { '--share': share / most },
+          class: window && slot === 0 ? 'window' : '', style: { '--share': slot < window ? share : share / most },
           onpointermove: (event) => Latte.tip(event.clientX, event.clientY,
             el('div', { class: 'tip-title' }, name(slot)),
             Latte.tipRow(null, 'mean share', Latte.percent(share)),
@@ -82,13 +96,13 @@ Latte.latentGrid = async (holder, data, stats, onPick) => {
         return slot === 0 && window ? [bar, el('i', { class: 'gap' })] : [bar];
       }));
       canvas.onpointermove = (event) => {
-        const [slot, t] = Latte.cellAt(canvas, event, slots, gap);
+        const [slot, t] = Latte.cellAt(canvas, event, slots, apart);
         Latte.tip(event.clientX, event.clientY, el('div', { class: 'tip-title' }, `token ${t}  ${Latte.visible(tokens[t])}`),
           Latte.tipRow(null, name(slot), value(slot, t).toFixed(3)));
       };
       canvas.onpointerleave = Latte.hideTip;
-      canvas.onclick = (event) => onPick && onPick(index, h, Latte.cellAt(canvas, event, slots, gap)[1]);
-      const about = [`${Latte.round(stats[index].effective[h], 3)} of ${slots - window} latents in use`];
+      canvas.onclick = (event) => onPick && onPick(index, h, Latte.cellAt(canvas, event, slots, apart)[1]);
+      const about = [`${Latte.round(stats[index].effective[h], 3)} of ${slots - window} in use`];
       if (window) about.push(`window ${Latte.percent(use[0])}`);
       row.append(el('figure', { class: 'heat-cell' },
         el('figcaption', {}, el('b', {}, `Head ${h + 1}`), el('span', {}, `entropy ${stats[index].entropy[h].toFixed(2)} bits`)),

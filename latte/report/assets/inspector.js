@@ -69,9 +69,7 @@ Latte.inspector = (holder, data) => {
     holder.append(el('p', { class: 'nothing' }, `For this model ${data.reason || 'there is nothing to show'}.`));
     return { choose: () => {} };
   }
-  // It opens on the layer that has most to show, and on a token with enough behind it.
-  const first = usable.find((index) => data.layers[index].slots) ?? usable[0];
-  const state = { layer: first, head: 0, token: Math.min(T - 1, Math.floor(T * 0.6)), part: 'all', slot: null };
+  const state = { ...data.start, part: 'all', slot: null };
   let weights = null;
   let seen = null;
 
@@ -177,12 +175,12 @@ Latte.inspector = (holder, data) => {
     spans.forEach((span, s) => {
       const value = values[s];
       sum += value;
-      // The hue says where it comes from, the strength how much.
+      // The two hues say where it comes from, their strength how much.
       let share = 0;
       if (state.slot !== null) share = weights.window && state.slot === 0 ? 1 : 0;
       else if (weights.window) share = seen.total[s] > 0 ? seen.window[s] / seen.total[s] : 0;
       span.style.setProperty('--share', share.toFixed(3));
-      span.style.setProperty('--strength', s < end ? ((value / top) ** 0.7).toFixed(3) : '0');
+      span.style.setProperty('--strength', s < end ? ((value / top) ** 0.85).toFixed(3) : '0');
       span.dataset.weight = value.toFixed(7);
       span.classList.toggle('future', s >= end);
       const chosen = s === state.token;
@@ -275,12 +273,12 @@ Latte.inspector = (holder, data) => {
       const figures = [el('figure', {}, el('figcaption', {}, el('b', {}, 'p(s|t)'), ' every token (down) and where it looks (across), each row by its largest'),
         el('div', { class: 'map-frame' }, square, el('i', { class: 'guide across' })))];
       if (weights.slotCount) {
-        const gap = weights.window ? 0 : -1;
+        const apart = Boolean(weights.window);
         const strip = el('canvas', { class: 'heat strip', role: 'img', 'aria-label': 'p(l|t) of all tokens' });
-        mapDraws.push(Latte.heat(strip, weights.slotCount, T, (slot, t) => rows[t].slots[slot], gap));
-        strip.onclick = (event) => choose({ token: Latte.cellAt(strip, event, weights.slotCount, gap)[1] });
+        mapDraws.push(Latte.heat(strip, weights.slotCount, T, (slot, t) => rows[t].slots[slot], apart));
+        strip.onclick = (event) => choose({ token: Latte.cellAt(strip, event, weights.slotCount, apart)[1] });
         strip.onpointermove = (event) => {
-          const [slot, t] = Latte.cellAt(strip, event, weights.slotCount, gap);
+          const [slot, t] = Latte.cellAt(strip, event, weights.slotCount, apart);
           Latte.tip(event.clientX, event.clientY, el('div', { class: 'tip-title' }, `token ${t}  ${Latte.visible(tokens[t])}`),
             Latte.tipRow(null, weights.window && !slot ? 'window' : `latent ${slot + 1 - weights.window}`, rows[t].slots[slot].toFixed(4)));
         };

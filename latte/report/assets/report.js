@@ -1,0 +1,218 @@
+'use strict';
+/* The page of `latte report`: sections in the order of a paper, each only if the run has what it shows. */
+(() => {
+  const { el } = Latte;
+  const data = Latte.data('data');
+  const page = document.getElementById('page');
+  const runs = data.runs;
+  const several = runs.length > 1;
+  const has = (name) => runs.some((run) => run[name] && run[name].length);
+  const sections = [];
+  Latte.themeButton(document.querySelector('.theme'));
+
+  if (data.facts.length) {
+    page.append(el('dl', { class: 'facts' }, data.facts.map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value)))));
+  }
+  const contents = el('nav', { class: 'contents', 'aria-label': 'Contents' });
+  page.append(contents);
+
+  function section(id, title, intro, short) {
+    const node = el('section', { id }, el('h2', {}, title), intro && el('p', { class: 'intro' }, intro));
+    page.append(node);
+    sections.push(el('a', { href: `#${id}` }, short || title));
+    return node;
+  }
+
+  let figures = 0;
+  function figure(title, caption, wide) {
+    const body = el('div');
+    const node = el('figure', { class: 'card' + (wide ? ' wide' : '') }, el('h3', {}, title), body,
+      el('figcaption', {}, el('b', {}, `Figure ${++figures}. `), caption));
+    return { node, body };
+  }
+
+  // Each run keeps one colour through all figures.
+  const lines = (name, options = {}) => runs.map((run, index) => ({ name: run.name, color: index, points: run[name] || [], dots: true, ...options }))
+    .filter((line) => line.points.length);
+
+  /* ---- results ---- */
+  const columns = data.columns.filter((column) => runs.some((run) => run.row[column.key] !== null && run.row[column.key] !== undefined));
+  if (columns.length) {
+    const node = section('results', several ? 'Side by side' : 'Result', several
+      ? 'The same text, the same number of tokens, the same machine. The best of each column stands out; a column’s name sorts by it.' : null);
+    node.append(resultTable());
+  }
+
+  function resultTable() {
+    let order = runs.map((_, index) => index);
+    let sorted = null;
+    const body = el('tbody');
+    const heads = columns.map((column) => el('th', { scope: 'col' }, several
+      ? el('button', { type: 'button', title: column.about, onclick: () => sortBy(column) }, column.label) : el('span', { title: column.about }, column.label)));
+    const value = (index, column) => runs[index].row[column.key] ?? null;
+    const draw = () => body.replaceChildren(...order.map((index) => el('tr', {},
+      el('td', {}, several && el('i', { class: 'swatch', style: { background: `var(--series-${index % 8})` } }), runs[index].name),
+      columns.map((column) => {
+        const own = value(index, column);
+        const all = runs.map((_, other) => value(other, column)).filter((v) => v !== null);
+        const best = column.better && (column.better === 'low' ? Math.min(...all) : Math.max(...all));
+        const stands = several && column.better && own === best && new Set(all).size > 1;
+        return el('td', { class: stands ? 'best' : '' }, own === null ? '–' : Latte.formats[column.format](own));
+      }))));
+    const sortBy = (column) => {
+      const down = sorted && sorted.key === column.key ? !sorted.down : column.better === 'high';
+      sorted = { key: column.key, down };
+      order.sort((a, b) => ((value(a, column) ?? Infinity) - (value(b, column) ?? Infinity)) * (down ? -1 : 1));
+      heads.forEach((head, i) => head.toggleAttribute('aria-sort', false) || (columns[i].key === column.key && head.setAttribute('aria-sort', down ? 'descending' : 'ascending')));
+      draw();
+    };
+    draw();
+    return el('div', { class: 'card' }, el('div', { class: 'scroll' }, el('table', {}, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'model'), heads)), body)),
+      data.table_note && el('p', { class: 'caption' }, data.table_note));
+  }
+
+  /* ---- training ---- */
+  if (has('train') || has('valid')) {
+    const node = section('training', 'Training', 'Loss is the mean surprise of the next token, in nats; lower is better.');
+    const both = el('div', { class: 'figures' });
+    node.append(both);
+    // The first steps fall from the logarithm of the vocabulary; what comes after is what differs, so it gets the room.
+    const afterStart = (shown) => Math.max(...shown.map((line) => line.points[Math.floor(line.points.length * 0.06)][1]));
+    if (has('train')) {
+      const { node: card, body } = figure('Training loss', 'Thin lines are single readings, strong ones their running mean.');
+      both.append(card);
+      Latte.lineChart(body, {
+        label: 'Training loss by tokens read', x: { label: 'tokens', format: 'count' }, y: { label: 'loss, nats a token', top: afterStart },
+        series: runs.map((run, index) => ({ name: run.name, color: index, faint: run.train, points: smooth(run.train) })).filter((line) => line.points.length),
+      });
+    }
+    if (has('valid')) {
+      const { node: card, body } = figure('Validation loss', 'Measured on documents that were never trained on.');
+      both.append(card);
+      Latte.lineChart(body, {
+        label: 'Validation loss by tokens read', x: { label: 'tokens', format: 'count' }, y: { label: 'loss, nats a token' }, series: lines('valid'),
+      });
+    }
+  }
+
+  // A running mean over about a twentieth of the run, corrected for its start.
+  function smooth(points) {
+    const keep = Math.exp(-1 / Math.max(1, points.length / 40));
+    let sum = 0;
+    let weight = 0;
+    return points.map(([x, y]) => {
+      sum = keep * sum + (1 - keep) * y;
+      weight = keep * weight + (1 - keep);
+      return [x, sum / weight];
+    });
+  }
+
+  /* ---- context ---- */
+  if (has('context') || has('positions')) {
+    const node = section('context', 'Quality by context', 'A model that uses what it has read predicts better the more it has read, also beyond the length it was trained on.', 'Context');
+    const both = el('div', { class: 'figures' });
+    node.append(both);
+    const marks = data.train_length ? [{ x: data.train_length, label: 'trained on' }] : [];
+    if (has('context')) {
+      const { node: card, body } = figure('Loss by length of context', 'The text is read in pieces of each length, with a state of one size where the model has one. Right of the dashed line the model has never been.');
+      both.append(card);
+      Latte.lineChart(body, { label: 'Loss by context length', x: { label: 'context, tokens', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('context'), marks });
+    }
+    if (has('positions')) {
+      const { node: card, body } = figure('Loss by position', 'Mean loss of the tokens at each distance from the start of the text.');
+      both.append(card);
+      Latte.lineChart(body, { label: 'Loss by position', x: { label: 'position', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('positions', { dots: false }), marks });
+    }
+  }
+
+  /* ---- cost ---- */
+  if (has('read') || has('decode') || has('memory')) {
+    const node = section('cost', 'Speed and memory by length', 'Linear-time attention costs the same for every token, however many came before; softmax attention pays for each of them.', 'Speed and memory');
+    const both = el('div', { class: 'figures three' });
+    node.append(both);
+    const x = { label: 'context, tokens', log: true, base: 2, format: 'length' };
+    for (const [key, title, label, format, caption] of [
+      ['read', 'Reading speed', 'tokens a second', 'rate', 'How fast a text of each length is read, one text at a time.'],
+      ['decode', 'Writing speed', 'tokens a second', 'rate', 'How fast text is written, one token at a time, after that much context.'],
+      ['memory', 'Memory of the past', 'bytes', 'bytes', 'What has to be kept of the text to go on from there, for one text.'],
+    ]) {
+      if (!has(key)) continue;
+      const { node: card, body } = figure(title, caption);
+      both.append(card);
+      Latte.lineChart(body, { label: `${title} by length`, x, y: { label, format, log: true, base: key === 'memory' ? 2 : undefined }, series: lines(key) });
+    }
+  }
+
+  /* ---- samples ---- */
+  if (has('samples')) {
+    const node = section('samples', 'What it writes', 'Each model was given the shaded words and went on from there.', 'Samples');
+    const rows = Math.max(...runs.map((run) => (run.samples || []).length));
+    const grid = el('div', { class: 'samples' });
+    for (let i = 0; i < rows; i++) {
+      runs.forEach((run, index) => {
+        const sample = (run.samples || [])[i];
+        if (!sample) return;
+        grid.append(el('article', { class: 'card sample' }, el('h3', {}, several && el('i', { class: 'swatch', style: { background: `var(--series-${index % 8})` } }), run.name),
+          el('pre', { tabindex: 0 }, el('span', { class: 'prompt' }, sample.prompt), sample.text)));
+      });
+    }
+    node.append(grid);
+  }
+
+  /* ---- inside ---- */
+  const inside = runs.filter((run) => run.inspection);
+  const withLatents = inside.filter((run) => run.inspection.layers.some((layer) => layer.slots));
+  let inspectors = null;
+
+  if (withLatents.length) {
+    const node = section('latents', 'What the latents do', 'For every token t, p(l|t) says how its attention is shared out among the latents l. Time runs to the right over a piece of validation text; each row is a latent, and the top row, set apart, is the window. Bars show mean shares: the window’s of all attention, each latent’s beside the most used one. If a model used few of its latents, most rows would stay pale.', 'Latents');
+    const grid = el('div', { class: 'card' });
+    const show = (run) => Latte.latentGrid(grid, run.inspection, run.latents, (layer, head, token) => {
+      inspectors.show(run.name, { layer, head, token });
+      document.getElementById('inspector').scrollIntoView();
+    });
+    if (withLatents.length > 1) node.append(picker(withLatents, show));
+    node.append(grid, el('p', { class: 'caption' }, el('b', {}, `Figure ${++figures}. `), 'p(l|t) of every layer and head. Entropy is the mean over tokens; in use is the number of equally used latents that would be as diverse. A click opens the inspector there.'));
+    show(withLatents[0]);
+  }
+
+  if (inside.length) {
+    const node = section('inspect', 'Look inside', 'Choose a token to see which positions it attends to: the stronger the shade, the larger the weight. Arrow keys move the choice; a bar under p(l|t) shows what that latent reads.', 'Inspector');
+    const holder = el('div', { id: 'inspector' });
+    const made = new Map();
+    inspectors = {
+      show(name, change = {}) {
+        const run = inside.find((one) => one.name === name);
+        if (!made.has(name)) {
+          const own = el('div');
+          made.set(name, { own, ...Latte.inspector(own, run.inspection) });
+        }
+        const chosen = made.get(name);
+        holder.replaceChildren(chosen.own);
+        holder.dataset.token = '';
+        if (pick) pick.choose(name);
+        chosen.choose(change);
+      },
+    };
+    const pick = inside.length > 1 ? picker(inside, (run) => inspectors.show(run.name)) : null;
+    if (pick) node.append(pick);
+    node.append(holder);
+    inspectors.show((withLatents[0] || inside[0]).name);
+  }
+
+  function picker(choices, onPick) {
+    const node = Latte.choice('Model', choices.map((run) => ({ value: run.name, label: run.name })), choices[0].name,
+      (name) => onPick(choices.find((run) => run.name === name)));
+    node.classList.add('picker');
+    return node;
+  }
+
+  /* ---- how it was made ---- */
+  const settings = runs.filter((run) => run.settings);
+  if (settings.length) {
+    const node = section('settings', 'How it was made', 'The settings of every run; the same settings and seed give the same weights.', 'Settings');
+    node.append(...settings.map((run) => el('details', { class: 'settings' }, el('summary', {}, run.name), el('pre', { tabindex: 0 }, run.settings))));
+  }
+  for (const note of data.notes || []) page.append(el('p', { class: 'caption' }, note));
+  contents.append(...sections);
+})();

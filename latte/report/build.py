@@ -1,0 +1,289 @@
+"""A report: what the runs left in their folders, what their models show of themselves now, and one page of it all."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latte import __version__, doctor
+from latte.data.tokenizer import encode_documents
+from latte.errors import UserError
+from latte.report.cost import measure_cost
+from latte.report.encode import encode_inspection
+from latte.report.inspection import Inspection, inspect_ids
+from latte.report.latents import latent_use
+from latte.report.loading import load, model_folder
+from latte.report.page import render_page
+from latte.report.runs import RunView, find_runs, read_run
+
+#: Columns of the table: key, name, format, which way is better, and what it is.
+COLUMNS = (
+    ("parameters", "parameters", "count", None, "Numbers that were learned"),
+    ("valid_loss", "validation loss", "number", "low", "Mean surprise of a token of unseen text, in nats"),
+    ("perplexity", "perplexity", "number", "low", "e to the validation loss"),
+    ("bits_per_byte", "bits a byte", "number", "low", "Surprise of unseen text by its bytes, whatever the tokens"),
+    ("tokens_per_second", "training tokens/s", "rate", "high", "Tokens trained on in a second"),
+    ("peak_memory", "peak memory", "bytes", "low", "The most memory that training held"),
+    ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second after the longest context measured"),
+    ("state", "memory of the past", "bytes", "low", "What is kept of the longest context measured, to go on from it"),
+)
+
+
+@dataclass
+class Report:
+    """All that a page shows."""
+
+    runs: list[RunView]
+    inspections: dict[str, Inspection] = field(default_factory=dict)  # by the run's name
+    notes: list[str] = field(default_factory=list)
+
+
+def build_report(
+    folder: str | Path,
+    *,
+    text: str | None = None,
+    measure: bool = True,
+    sample_tokens: int = 160,
+    say: Callable[[str], None] = lambda message: None,
+) -> Report:
+    """Read a run's folder or a folder of runs, and let each finished model show what it attends to, writes and costs.
+
+    Args:
+        text: what to look inside on; the default is the beginning of a validation document.
+        measure: measure speed and memory by length here, where the run has not.
+        sample_tokens: length of text to write where the run has none; 0 writes none.
+        say: told what takes time.
+
+    Raises:
+        UserError: no such folder, no run in it, or no metrics yet.
+    """
+    folders = find_runs(Path(folder))
+    runs = [read_run(path) for path in folders]
+    if len(runs) == 1:
+        runs[0].name = runs[0].variant
+    report = Report(runs)
+    finished = [run for run in runs if _has_model(run)]
+    for run in runs:
+        if run not in finished:
+            report.notes.append(f"{run.name} has no final model yet: there are no samples and nothing to look inside.")
+    length = None
+    for run in finished:
+        say(f"looking inside {run.name}")
+        model, tokenizer = load(run.folder)
+        length = length or _inspected_tokens(len(finished), model.config)
+        run.row["parameters"] = run.row["parameters"] or sum(weight.numel() for weight in model.parameters())
+        ids, note = _ids(run, tokenizer, text)
+        if note and note not in report.notes:
+            report.notes.append(note)
+        if ids is not None:
+            report.inspections[run.name] = inspect_ids(model, tokenizer, ids[:length], title=run.name)
+            if not run.samples and sample_tokens:
+                run.samples = [_write(model, tokenizer, ids[: max(2, min(32, len(ids) // 2))], sample_tokens)]
+        if measure and not run.read:
+            say(f"measuring {run.name}")
+            costs = measure_cost(model)
+            run.read = [(cost.length, cost.read) for cost in costs]
+            run.decode = [(cost.length, cost.decode) for cost in costs]
+            run.memory = [(cost.length, cost.memory) for cost in costs]
+    for run in runs:
+        loss = run.row.get("valid_loss")
+        run.row["perplexity"] = None if loss is None else math.exp(min(loss, 700.0))
+    _at_longest(runs, "decode", "decode")
+    _at_longest(runs, "memory", "state")
+    return report
+
+
+def render_report(report: Report) -> str:
+    """The report as one HTML page that needs nothing else."""
+    runs = report.runs
+    data = {
+        "facts": facts(report),
+        "columns": [
+            dict(zip(("key", "label", "format", "better", "about"), column, strict=True)) for column in COLUMNS
+        ],
+        "table_note": _table_note(runs),
+        "train_length": runs[0].setting("data", "sequence_length"),
+        "notes": report.notes,
+        "runs": [_run(run, report.inspections.get(run.name)) for run in runs],
+    }
+    title = runs[0].name if len(runs) == 1 else " and ".join(run.name for run in runs[:2])
+    if len(runs) > 2:
+        title = f"{len(runs)} models, one budget"
+    footer = f"<p>Made by latte {html.escape(__version__)}. This page is one file and loads nothing.</p>"
+    return render_page(title, "Latte report", lead(runs), footer, data, "report.js")
+
+
+def lead(runs: list[RunView]) -> str:
+    """What was done and how it came out, in two sentences."""
+    source = _source(runs[0])
+    tokens = _words(max(run.row.get("tokens") or 0 for run in runs))
+    ranked = sorted((run for run in runs if run.row.get("valid_loss") is not None), key=lambda run: _loss(run))
+    sizes = sorted(run.row.get("parameters") or 0 for run in runs)
+    if len(runs) == 1:
+        size = f"of {_words(sizes[0])} parameters " if sizes[0] else ""
+        text = f"A language model {size}that has read {tokens} tokens of {source}."
+        if ranked:
+            text += f" On text it has never seen its loss is {_loss(ranked[0]):.3f} nats a token"
+            text += f", a perplexity of {math.exp(_loss(ranked[0])):.1f}."
+        return text
+    size = f" of {_words(sizes[0])}" if sizes[0] else ""
+    size += f" to {_words(sizes[-1])}" if sizes[0] and _words(sizes[0]) != _words(sizes[-1]) else ""
+    number = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}.get(
+        len(runs), str(len(runs))
+    )
+    text = (
+        f"{number} language models{size + ' parameters' if size else ''}, each trained on {tokens} tokens of {source}."
+    )
+    if len(ranked) > 1:
+        best, other = ranked[0], ranked[1] if len(runs) == 2 else ranked[-1]
+        text += f" On text they have never seen, {best.name} comes first with {_loss(best):.3f} nats a token"
+        text += f", {other.name} {'' if len(runs) == 2 else 'last '}with {_loss(other):.3f}."
+    return text
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Names and values under the title."""
+    run = report.runs[0]
+    batch, length = run.setting("train", "batch_size"), run.setting("data", "sequence_length")
+    found: list[tuple[str, Any]] = [
+        ("Size", run.setting("model", "size")),
+        ("Text", _source(run)),
+        ("Tokenizer", _tokenizer(run)),
+        ("Tokens trained on", f"{int(max(run.row.get('tokens') or 0 for run in report.runs)):,}"),
+        ("Steps", f"{run.setting('train', 'steps'):,}" if run.setting("train", "steps") else None),
+        ("Batch", f"{batch} × {length} tokens" if batch and length else None),
+        ("Seed", run.setting("train", "seed")),
+        ("This page’s machine", f"{doctor.device()}, {torch.get_num_threads()} threads"),
+    ]
+    return [(name, str(value)) for name, value in found if value not in (None, "")]
+
+
+def _run(run: RunView, inspection: Inspection | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"name": run.name, "row": run.row, "settings": run.settings, "samples": run.samples}
+    for name in ("train", "valid", "context", "positions", "read", "decode", "memory"):
+        result[name] = [[_short(x), _short(y)] for x, y in _thin(getattr(run, name))]
+    if inspection is not None:
+        result["inspection"] = encode_inspection(inspection)
+        result["latents"] = [_use(layer) if layer.slots_THM is not None else None for layer in inspection.layers]
+    return result
+
+
+def _use(layer: Any) -> dict[str, Any]:
+    use = latent_use(layer)
+    return {
+        "use": [[_short(x) for x in row] for row in use.use_HM],
+        "entropy": [_short(x) for x in use.entropy_H],
+        "effective": [_short(x) for x in use.effective_H],
+        "reach": [[_short(x) for x in row] for row in use.reach_HL],
+    }
+
+
+def _has_model(run: RunView) -> bool:
+    try:
+        model_folder(run.folder)
+    except UserError:
+        return False
+    return True
+
+
+def _inspected_tokens(models: int, config: Any) -> int:
+    """How much text to look inside on: what keeps the page to a few megabytes."""
+    heads = models * config.num_hidden_layers * config.num_attention_heads
+    return 192 if heads <= 48 else 128 if heads <= 128 else 96
+
+
+def _ids(run: RunView, tokenizer: Any, text: str | None) -> tuple[Any, str | None]:
+    """Tokens to look at: of the given text, or of the first validation document that is long enough."""
+    if text is not None:
+        if not text:
+            raise UserError("the text is empty: there is nothing to look at")
+        return encode_documents(tokenizer, [text])[0], None
+    if "data" not in run.recipe:
+        return None, "The runs do not say what text they were trained on: give --text or --file to look inside."
+    from latte.data import prepare
+    from latte.recipe import DataRecipe
+
+    try:
+        valid = prepare(DataRecipe(**run.recipe["data"])).valid
+    except (UserError, TypeError, OSError) as error:
+        return None, f"The validation text could not be read again ({error}): give --text or --file to look inside."
+    lengths = valid.starts[1:] - valid.starts[:-1]
+    long_enough = [index for index, length in enumerate(lengths) if length >= 256]
+    return valid.document(long_enough[0] if long_enough else int(lengths.argmax())), None
+
+
+def _write(model: Any, tokenizer: Any, ids: Any, new_tokens: int) -> dict[str, str]:
+    limit = model.config.max_position_embeddings if model.config.position_embedding == "learned" else 1 << 30
+    prompt = torch.from_numpy(ids)[None]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        written = model.generate(
+            prompt.to(model.device),
+            attention_mask=torch.ones_like(prompt).to(model.device),
+            max_new_tokens=min(new_tokens, limit - prompt.shape[1]),
+            do_sample=True,
+            temperature=0.8,
+            top_p=0.95,
+            pad_token_id=tokenizer.eos_token_id,
+        )[0, prompt.shape[1] :]
+    return {
+        "prompt": tokenizer.decode(prompt[0], skip_special_tokens=True),
+        "text": tokenizer.decode(written, skip_special_tokens=True),
+    }
+
+
+def _at_longest(runs: Iterable[RunView], curve: str, key: str) -> None:
+    """Fill a column with every curve's value at the longest length that all of them have."""
+    curves = {run.name: dict(getattr(run, curve)) for run in runs if getattr(run, curve)}
+    common = set.intersection(*(set(points) for points in curves.values())) if curves else set()
+    for run in runs:
+        if common and run.name in curves:
+            run.row[key] = curves[run.name][max(common)]
+
+
+def _table_note(runs: list[RunView]) -> str | None:
+    lengths = [max(x for x, _ in run.memory) for run in runs if run.memory]
+    if not lengths:
+        return None
+    return f"Writing speed and memory of the past are for one text, after {int(min(lengths)):,} tokens of context."
+
+
+def _thin(points: list[tuple[float, float]], most: int = 1500) -> list[tuple[float, float]]:
+    """No more points than a screen can show: every n-th, and the last."""
+    every = -(-len(points) // most)
+    return points if every <= 1 else [*points[:-1:every], points[-1]]
+
+
+def _short(value: float) -> float:
+    return float(f"{float(value):.6g}")
+
+
+def _loss(run: RunView) -> float:
+    return float(run.row["valid_loss"] or math.inf)
+
+
+def _source(run: RunView) -> str:
+    source = str(run.setting("data", "source") or "text")
+    if source == "python-stdlib":
+        return "the Python standard library’s source"
+    return source.removeprefix("hf:") if source.startswith("hf:") else Path(source).name
+
+
+def _tokenizer(run: RunView) -> str | None:
+    name = run.setting("data", "tokenizer")
+    if name == "bpe":
+        return f"byte-level BPE of {run.setting('data', 'vocab_size')}"
+    return name
+
+
+def _words(count: float) -> str:
+    for limit, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= limit:
+            return f"{count / limit:.{0 if count >= 100 * limit else 1}f}".removesuffix(".0") + f" {word}"
+    return str(int(count))

@@ -1,0 +1,59 @@
+"""What reading and writing cost at each length of context, measured on this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One length: speeds for a single text, in tokens a second, and the bytes that its past takes."""
+
+    length: int
+    read: float
+    decode: float
+    memory: int
+
+
+def measure_cost(
+    model: Any, lengths: tuple[int, ...] = LENGTHS, *, seconds: float = 15.0, steps: int = 12
+) -> list[Cost]:
+    """Read random tokens of each length, then write a few. Stops early when ``seconds`` are over.
+
+    Lengths beyond a table of learned positions are left out: the model can't read them.
+    """
+    config = model.config
+    if getattr(config, "position_embedding", "none") == "learned":
+        lengths = tuple(length for length in lengths if length + steps <= config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(0)
+    result: list[Cost] = []
+    end = time.perf_counter() + seconds
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for turn, length in enumerate(lengths[:1] + lengths):  # the first is to warm up
+            ids = torch.randint(0, config.vocab_size, (1, length), generator=generator).to(model.device)
+            reads = []
+            for _ in range(2):  # the better of two: something else may have run meanwhile
+                began = time.perf_counter()
+                outputs = model(ids, use_cache=True, logits_to_keep=1)
+                reads.append(time.perf_counter() - began)
+            cache, token = outputs.past_key_values, ids[:, -1:]
+            memory, times = cache.nbytes, []
+            for _ in range(steps):
+                began = time.perf_counter()
+                outputs = model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                times.append(time.perf_counter() - began)
+            if turn:
+                result.append(Cost(length, length / min(reads), 1 / median(times), memory))
+            if time.perf_counter() > end:
+                break
+    model.train(was_training)
+    return result

@@ -1,0 +1,123 @@
+"""A run's folder, or a folder of runs, as what a report shows of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from latte.errors import UserError
+
+CONFIG, METRICS, RESULT, EVAL, SAMPLES = "config.yaml", "metrics.jsonl", "result.json", "eval.json", "samples.json"
+
+Points = list[tuple[float, float]]
+
+
+@dataclass
+class RunView:
+    """One run. Curves are (x, y) pairs; what was not measured is empty or None."""
+
+    name: str
+    folder: Path
+    settings: str = ""  # the recipe, as YAML
+    recipe: dict[str, Any] = field(default_factory=dict)
+    train: Points = field(default_factory=list)  # tokens read, loss
+    valid: Points = field(default_factory=list)
+    context: Points = field(default_factory=list)  # length of context, loss
+    positions: Points = field(default_factory=list)  # position in the text, loss
+    read: Points = field(default_factory=list)  # length of context, tokens a second
+    decode: Points = field(default_factory=list)
+    memory: Points = field(default_factory=list)  # length of context, bytes
+    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, text
+    row: dict[str, float | None] = field(default_factory=dict)  # its line of the table
+
+    @property
+    def variant(self) -> str:
+        return str(self.setting("model", "variant") or self.name)
+
+    def setting(self, group: str, name: str) -> Any:
+        return (self.recipe.get(group) or {}).get(name)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The run that a folder is, or the runs in it.
+
+    Raises:
+        UserError: there is no folder, no run in it, or nothing was logged yet.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    for candidates in ([folder], sorted(path for path in folder.iterdir() if path.is_dir())):
+        if found := [path for path in candidates if (path / METRICS).is_file()]:
+            return found
+        if any((path / CONFIG).is_file() for path in candidates):
+            raise UserError(f"{folder} has no metrics yet: its training has not come to the first line of {METRICS}")
+    raise UserError(f"{folder} is neither a run nor a folder of runs: there is no {METRICS} in it")
+
+
+def read_run(folder: Path, name: str | None = None) -> RunView:
+    """What a run's folder holds in files; nothing is computed.
+
+    Raises:
+        UserError: its metrics hold no loss, or a file is not what it should be.
+    """
+    recipe: dict[str, Any] = {}
+    settings = ""
+    if (folder / CONFIG).is_file():
+        settings = (folder / CONFIG).read_text(encoding="utf-8")
+        try:
+            recipe = yaml.safe_load(settings) or {}
+        except yaml.YAMLError as error:
+            raise UserError(f"{folder / CONFIG} is not YAML") from error
+    run = RunView(name or folder.resolve().name, folder, settings, recipe)
+    lines = list(_lines(folder / METRICS))
+    per_step = next((line["tokens"] / line["step"] for line in lines if "tokens" in line and line.get("step")), 1.0)
+    for line in lines:
+        tokens = float(line.get("tokens", line.get("step", 0) * per_step))
+        for key, points in (("loss", run.train), ("valid_loss", run.valid)):
+            if isinstance(line.get(key), int | float) and math.isfinite(line[key]):
+                points.append((tokens, float(line[key])))
+    if not run.train and not run.valid:
+        raise UserError(f"{folder} has no metrics yet: there is no loss in {METRICS}")
+    result = _json(folder / RESULT) or {}
+    run.row = {
+        "parameters": result.get("parameters"),
+        "valid_loss": result.get("valid_loss") or (run.valid[-1][1] if run.valid else None),
+        "tokens_per_second": result.get("tokens_per_second"),
+        "peak_memory": result.get("peak_memory_bytes"),
+        "tokens": result.get("tokens") or max(x for x, _ in run.train + run.valid),
+    }
+    measured = _json(folder / EVAL) or {}
+    contexts = measured.get("contexts", [])
+    run.context = [(entry["context"], entry["loss"]) for entry in contexts]
+    run.positions = [
+        (math.sqrt(entry["first"] * entry["last"]), entry["loss"]) for entry in measured.get("positions", [])
+    ]
+    # At the length of training, where runs are alike; the curve shows the rest.
+    trained = run.setting("data", "sequence_length")
+    at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
+    run.row["bits_per_byte"] = at.get("bits_per_byte")
+    run.samples = [{"prompt": entry["prompt"], "text": entry["text"]} for entry in _json(folder / SAMPLES) or []]
+    return run
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last may be half written."""
+    result = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            result.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in result if isinstance(line, dict)]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON") from error
