@@ -162,7 +162,7 @@ LATTE_INLINE Vec<float> vexp(Vec<float> x) {
     return tiny ? V{} : y;
 }
 LATTE_INLINE Vec<double> vexp(Vec<double> x) {
-    Vec<double> y;
+    Vec<double> y{};
     for (int i = 0; i < kWidth<double>; ++i) y[i] = ::exp(x[i]);
     return y;
 }
@@ -183,7 +183,7 @@ LATTE_INLINE Vec<float> vtanh(Vec<float> x) {
     return ax < splat(0.2f) ? small : big;
 }
 LATTE_INLINE Vec<double> vtanh(Vec<double> x) {
-    Vec<double> y;
+    Vec<double> y{};
     for (int i = 0; i < kWidth<double>; ++i) y[i] = ::tanh(x[i]);
     return y;
 }

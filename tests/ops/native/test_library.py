@@ -1,0 +1,45 @@
+"""Which library is loaded, and what is said when there is none."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from latte.ops import native
+from latte.ops.native import library
+from tests.ops.native.support import needs_library
+
+PROGRAM = """
+import sys, torch
+from latte.ops import native
+torch.manual_seed(0)
+p, k, v = torch.randn(1, 50, 2, 7).softmax(-1), torch.randn(1, 50, 2, 7), torch.randn(1, 50, 2, 9)
+y = native.causal_latte(p, k, v)[0] + native.window_attention(k, p, v, None, None, 9)[0]
+torch.save((native.describe(), y + native.decay_attention(p, k, v, -p)[0]), sys.argv[1])
+"""
+
+
+def test_a_missing_or_foreign_library_is_explained(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
+    assert library.load.__wrapped__() == (None, "no native library: no compiler was found when latte was installed")
+    (tmp_path / "none.so").write_text("not a library")
+    assert "cannot be loaded" in library.load.__wrapped__()[1]
+    monkeypatch.setattr(library, "load", lambda: (None, "a reason"))
+    assert not library.available()
+    assert library.describe() == "torch (a reason)"
+    with pytest.raises(RuntimeError, match="a reason"):
+        library.kernel.__wrapped__("latte_forward")
+
+
+@needs_library
+def test_every_instruction_set_of_the_machine_agrees(tmp_path):
+    results = {}
+    for isa in ("", "portable"):
+        file = tmp_path / f"result{isa}"
+        subprocess.run([sys.executable, "-c", PROGRAM, str(file)], env={**os.environ, "LATTE_ISA": isa}, check=True)
+        results[isa] = torch.load(file)
+    assert results[""][0] == native.describe() or os.environ.get("LATTE_ISA")
+    assert results["portable"][0].startswith(("native (portable", "native (neon"))
+    torch.testing.assert_close(results[""][1], results["portable"][1], rtol=1e-5, atol=1e-5)
