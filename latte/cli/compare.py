@@ -1,0 +1,37 @@
+"""``latte compare``: several variants on the same budget, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from latte.cli.settings import parse
+from latte.errors import Stopped
+from latte.recipe import CompareRecipe
+
+DESCRIPTION = """Train several variants or mixers on the same text, tokens and settings, and put quality, speed, memory
+and size of state side by side, as a table and as plots. What an earlier call has done is not done again."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    return run(parse("compare", DESCRIPTION, CompareRecipe, arguments))
+
+
+def run(recipe: CompareRecipe) -> int:
+    """Compare, print the table and write it beside the runs."""
+    from latte.eval.compare import compare
+    from latte.eval.table import rich_table, write
+
+    notes = Console(file=sys.stderr)
+    try:
+        rows = compare(recipe, notes.print)
+    except Stopped as stopped:
+        print(f"latte compare: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal_number
+    Console().print(rich_table(rows))
+    for path in write(rows, Path(recipe.out)):
+        notes.print(f"wrote {path}", highlight=False)
+    return 0

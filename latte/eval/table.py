@@ -1,0 +1,92 @@
+"""A comparison to look at: a table for the terminal, for documents and for programs, and plots."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from latte.eval.compare import Row
+from latte.files import write_text
+from latte.train.display import read_metrics
+
+COLUMNS = {
+    "model": lambda row: row.name,
+    "parameters": lambda row: f"{row.parameters:,}",
+    "valid loss": lambda row: f"{row.valid_loss:.4f}",
+    "perplexity": lambda row: f"{row.perplexity:.2f}",
+    "bits/byte": lambda row: f"{row.bits_per_byte:.4f}",
+    "longest context": lambda row: f"{row.contexts[-1]['loss']:.4f} at {row.contexts[-1]['context']:,}",
+    "train tokens/s": lambda row: f"{row.train_tokens_per_second:,.0f}",
+    "peak memory": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f} MiB",
+    "decode tokens/s": lambda row: f"{row.decode_tokens_per_second:,.0f}",
+    "state": lambda row: f"{row.state_bytes / 1024:,.0f} KiB",
+}
+
+
+def rich_table(rows: list[Row]) -> Table:
+    table = Table(*COLUMNS, title=f"{rows[0].tokens:,} tokens each", title_justify="left")
+    for row in rows:
+        table.add_row(*(form(row) for form in COLUMNS.values()))
+    return table
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([form(row) for form in COLUMNS.values()] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def write(rows: list[Row], folder: Path) -> list[Path]:
+    """results.json, table.md and the plots, in the comparison's folder."""
+    write_text(folder / "results.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_text(folder / "table.md", markdown(rows))
+    return [folder / "results.json", folder / "table.md", *plots(rows, folder)]
+
+
+def plots(rows: list[Row], folder: Path) -> list[Path]:
+    """Loss while training, by context length and by position; speed, memory and state."""
+    from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
+
+    curves = Figure(figsize=(15, 4.5), layout="constrained")
+    training, context, position = curves.subplots(1, 3)
+    for row in rows:
+        lines = [line for line in read_metrics(folder / row.name) if "valid_loss" in line]
+        training.plot(
+            [line["step"] for line in lines], [line["valid_loss"] for line in lines], label=row.name, marker="."
+        )
+        context.plot(
+            [e["context"] for e in row.contexts], [e["loss"] for e in row.contexts], label=row.name, marker="o"
+        )
+        position.plot([e["first"] for e in row.positions], [e["loss"] for e in row.positions], label=row.name)
+    for axis, title, label in (
+        (training, "validation loss while training", "step"),
+        (context, "loss of the same tokens by context", "context (tokens)"),
+        (position, "loss by position, longest context", "tokens before"),
+    ):
+        axis.set(title=title, xlabel=label, ylabel="nats a token")
+        axis.grid(alpha=0.3)
+    context.set_xscale("log", base=2)
+    position.set_xscale("log", base=2)
+    training.legend(fontsize="small")
+
+    costs = Figure(figsize=(15, 0.9 + 0.45 * len(rows)), layout="constrained")
+    bars = {
+        "training, tokens/s": [row.train_tokens_per_second for row in rows],
+        "peak memory, MiB": [row.peak_memory_bytes / 2**20 for row in rows],
+        "decoding, tokens/s": [row.decode_tokens_per_second for row in rows],
+        "state, KiB": [row.state_bytes / 1024 for row in rows],
+    }
+    for number, (axis, (title, values)) in enumerate(zip(costs.subplots(1, len(bars)), bars.items(), strict=True)):
+        drawn = axis.barh([row.name for row in rows], values, color=[f"C{index % 10}" for index in range(len(rows))])
+        axis.bar_label(drawn, fmt="{:,.0f}", padding=2, fontsize="small")
+        axis.set_title(title)
+        axis.margins(x=0.25)
+        axis.invert_yaxis()
+        if number:
+            axis.set_yticklabels([])
+    paths = [folder / "quality.png", folder / "cost.png"]
+    for figure, path in zip((curves, costs), paths, strict=True):
+        figure.savefig(path, dpi=120)
+    return paths
