@@ -4,10 +4,12 @@ import os
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
 settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=12)
+# Where only whether a test fails matters (scripts/mutants.py), failures need not be made small.
+settings.register_profile("unshrunk", settings.get_profile("latte"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("latte")
 
 THREADS = torch.get_num_threads()
