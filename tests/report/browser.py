@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--hide-scrollbars",
+    "--force-prefers-reduced-motion",  # a page that is still scrolling has nothing to click at
 )
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which WebDriver names an element
 KEYS = {"left": "\ue012", "up": "\ue013", "right": "\ue014", "down": "\ue015", "escape": "\ue00c"}

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latte.report import Inspection, inspect_text, render_inspection
+from latte.report import Inspection, build_report, inspect_text, render_inspection, render_report
 from tests.report.browser import Browser, browser, missing
 from tests.report.support import TEXT, model, tokenizer
+from tests.report.test_report import evaluation, make_run
 
 READY = "return document.querySelector('#inspector')?.dataset.token !== undefined"
 
@@ -113,4 +114,44 @@ def test_inspector_shows_the_models_weights(
     # Pointing at a token says its weight; and nothing went wrong anywhere on the way.
     window.hover(".token[data-index='5']")
     assert "position 5" in window.run("return document.querySelector('.tip').textContent")
+    assert window.console() == []
+    check_report(window, tmp_path)
+
+
+def check_report(window: Browser, tmp_path: Path) -> None:
+    """A report of two runs: figures are drawn, answer to pointer and keyboard, and lead into the inspector."""
+    for variant in ("latte-r-swa++", "transformer++"):
+        evaluation(make_run(tmp_path / "both" / variant, variant))
+    page = tmp_path / "report.html"
+    page.write_text(render_report(build_report(tmp_path / "both", text=TEXT, measure=False, sample_tokens=4)))
+    window.open(page)
+    window.wait("return document.querySelector('#inspector .token.chosen')")
+    window.wait("return document.querySelectorAll('.heat-cell').length === 8")
+    assert window.run("return document.querySelectorAll('.plot svg').length") == 4
+    assert window.run("return document.querySelectorAll('#results tbody tr').length") == 2
+
+    # A legend's entry takes its line away and brings it back.
+    drawn = "return document.querySelectorAll('#context .plot')[0].querySelectorAll('path.line').length"
+    assert window.run(drawn) == 2
+    window.click("#context .legend-entry")
+    assert window.run(drawn) == 1
+    window.click("#context .legend-entry")
+    assert window.run(drawn) == 2
+    # Reading a chart, by pointer and by keyboard.
+    window.run("document.querySelector('#context .plot').focus()")
+    window.press("right")
+    assert "3.500" in window.run("return document.querySelector('.tip').textContent")
+
+    # A click into a heat map opens the inspector at that layer and head.
+    window.click(".heat-cell:nth-of-type(3) canvas")
+    window.wait("return document.querySelector('#inspector > div').dataset.head === '2'")
+    # The other model, which has no latents, in the same inspector.
+    window.click("#inspect .picker label:nth-of-type(2)")
+    window.wait("return !document.querySelector('#inspector .slots')")
+    assert shown(window).sum() == pytest.approx(1, abs=1e-4)
+
+    # Narrow screens: nothing sticks out.
+    size = {"width": 420, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    window.call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": size})
+    assert window.run("return document.documentElement.scrollWidth") <= 420
     assert window.console() == []

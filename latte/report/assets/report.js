@@ -166,7 +166,7 @@
 
   if (withLatents.length) {
     const node = section('latents', 'What the latents do', 'For every token t, p(l|t) says how its attention is shared out among the latents l. Time runs to the right over a piece of validation text; each row is a latent, and the top row, set apart, is the window. Bars show mean shares: the window’s of all attention, each latent’s beside the most used one. If a model used few of its latents, most rows would stay pale.', 'Latents');
-    const grid = el('div', { class: 'card' });
+    const grid = el('div', { class: 'card whole' });
     const show = (run) => Latte.latentGrid(grid, run.inspection, run.latents, (layer, head, token) => {
       inspectors.show(run.name, { layer, head, token });
       document.getElementById('inspector').scrollIntoView();

@@ -1,0 +1,186 @@
+"""Reports say what the run folders hold, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from latte.cli.main import main
+from latte.errors import UserError
+from latte.report import build_report, find_runs, inspect_text, latent_use, read_run, render_report
+from latte.report.cost import measure_cost
+from tests.report.support import TEXT, model, saved, tokenizer
+
+
+def make_run(folder: Path, variant: str = "latte-r-swa++", finished: bool = True) -> Path:
+    """A run's folder as training leaves it."""
+    folder.mkdir(parents=True)
+    recipe = {
+        "out": str(folder),
+        "data": {"source": "python-stdlib", "tokenizer": "bpe", "vocab_size": 300, "sequence_length": 32},
+        "model": {"variant": variant, "size": "tiny"},
+        "train": {"steps": 40, "batch_size": 4, "seed": 0},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
+    lines: list[dict[str, Any]] = []
+    for step in range(10, 50, 10):
+        lines.append({"step": step, "loss": 5 - step / 20, "tokens": step * 128, "tokens_per_second": 900.0})
+    lines.append({"step": 40, "valid_loss": 3.25})
+    # A kill may leave half a line behind.
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5')
+    if finished:
+        saved(folder / "model", variant)
+        result = {"steps": 40, "parameters": 12345, "tokens": 5120, "valid_loss": 3.25, "seconds": 5.0}
+        result |= {"tokens_per_second": 1024.0, "peak_memory_bytes": 2**28}
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def evaluation(folder: Path) -> None:
+    contexts = [
+        {"context": 16, "tokens": 9, "loss": 3.5, "perplexity": 33.1, "bits_per_byte": 2.0, "state_bytes": 9},
+        {"context": 32, "tokens": 9, "loss": 3.25, "perplexity": 25.8, "bits_per_byte": 1.9, "state_bytes": 9},
+        {"context": 256, "tokens": 9, "loss": 3.0, "perplexity": 20.1, "bits_per_byte": 1.8, "state_bytes": 9},
+    ]
+    positions = [{"first": 1, "last": 1, "tokens": 3, "loss": 5.0}, {"first": 2, "last": 8, "tokens": 3, "loss": 3.5}]
+    (folder / "eval.json").write_text(json.dumps({"contexts": contexts, "positions": positions}))
+
+
+def page_data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finished=False)
+    evaluation(folder)
+    run = read_run(folder)
+    assert run.train == [(1280, 4.5), (2560, 4.0), (3840, 3.5), (5120, 3.0)]
+    assert run.valid == [(5120, 3.25)]
+    assert run.context == [(16, 3.5), (32, 3.25), (256, 3.0)]
+    assert run.positions == [(1, 5.0), (4, 3.5)]
+    assert run.row["bits_per_byte"] == 1.9
+    assert run.row["valid_loss"] == 3.25
+    assert run.row["tokens"] == 5120
+
+
+def test_a_comparison_is_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for variant in ("latte-r-swa++", "transformer++"):
+        evaluation(make_run(tmp_path / "both" / variant, variant))
+    (tmp_path / "text.py").write_text(TEXT)
+    arguments = ["report", str(tmp_path / "both"), "--file", str(tmp_path / "text.py"), "--sample_tokens", "8"]
+    assert main([*arguments, "--measure", "false"]) == 0
+    assert "report.html" in capsys.readouterr().out
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert len(page) < 3_000_000
+    assert re.findall(r'(?:src|href)="([^"]*)"', page) == ["data:,"]
+    assert "http://" not in page
+    assert "https://" not in page
+    data = page_data(page)
+    first, second = data["runs"]
+    assert [first["name"], second["name"]] == ["latte-r-swa++", "transformer++"]
+    assert first["valid"] == [[5120, 3.25]]
+    assert first["context"] == [[16, 3.5], [32, 3.25], [256, 3.0]]
+    assert first["row"]["perplexity"] == pytest.approx(np.exp(3.25))
+    assert data["train_length"] == 32
+    for run in data["runs"]:
+        assert run["samples"][0]["prompt"]
+        assert TEXT.startswith(run["samples"][0]["prompt"])
+        assert run["inspection"]["tokens"][1:] == first["inspection"]["tokens"][1:]
+    assert [entry is None for entry in second["latents"]] == [True, True]
+    inspection = inspect_text(model("latte-r-swa++"), tokenizer(), TEXT)
+    # The report's text has its end mark: one token more behind all others.
+    tokens = len(first["inspection"]["tokens"])
+    assert tokens in (len(inspection.tokens), len(inspection.tokens) + 1)
+
+
+def test_use_of_latents_is_what_it_says() -> None:
+    layer = inspect_text(model("latte-r-swa++"), tokenizer(), TEXT).layers[0]
+    use = latent_use(layer)
+    assert layer.slots_THM is not None
+    np.testing.assert_allclose(use.use_HM, layer.slots_THM.mean(0), atol=1e-6)
+    np.testing.assert_allclose(use.use_HM.sum(-1), 1, atol=1e-5)
+    assert use.window_H is not None
+    np.testing.assert_allclose(use.window_H, layer.slots_THM[..., 0].mean(0), atol=1e-6)
+    p_TM = layer.slots_THM[:, 2].astype(np.float64)
+    assert use.entropy_H[2] == pytest.approx(-(p_TM * np.log2(p_TM)).sum(-1).mean(), rel=1e-6)
+    assert ((use.effective_H >= 1) & (use.effective_H <= 4)).all()
+    assert ((use.reach_HL >= 1 - 1e-9) & (use.reach_HL <= len(p_TM))).all()
+    with pytest.raises(ValueError, match="has no latents"):
+        latent_use(inspect_text(model("transformer++"), tokenizer(), TEXT).layers[0])
+
+
+def test_cost_shows_what_grows_and_what_does_not() -> None:
+    latte = measure_cost(model("latte-r-swa++"), (64, 16))
+    softmax = measure_cost(model("transformer++"), (64, 16))
+    assert [cost.length for cost in latte] == [16, 64]
+    assert latte[0].memory == latte[1].memory
+    assert softmax[1].memory > 2 * softmax[0].memory
+    assert all(cost.read > 0 and cost.decode > 0 for cost in latte + softmax)
+    # Learned positions end: what is beyond them is left out.
+    assert [cost.length for cost in measure_cost(model("latte", max_position_embeddings=32), (64, 16))] == [16]
+
+
+def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
+    report = build_report(make_run(tmp_path / "run", finished=False))
+    data = page_data(render_report(report))
+    assert data["runs"][0]["train"]
+    assert "inspection" not in data["runs"][0]
+    assert "no final model yet" in data["notes"][0]
+
+
+def test_runs_without_latents_or_text_still_make_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "transformer++")
+    (folder / "config.yaml").unlink()
+    report = build_report(folder, measure=False)
+    assert "give --text or --file" in report.notes[0]
+    assert render_report(report).count("<h1>run</h1>") == 1
+
+
+def test_samples_of_the_run_are_preferred(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "samples.json").write_text(json.dumps([{"prompt": "a </script>", "text": "b {{data}}"}]))
+    page = render_report(build_report(folder, text=TEXT, measure=False))
+    assert page_data(page)["runs"][0]["samples"] == [{"prompt": "a </script>", "text": "b {{data}}"}]
+
+
+def test_mistakes_are_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*arguments: str) -> str:
+        assert main(["report", *arguments]) != 0
+        message = capsys.readouterr().err.strip()
+        assert "\n" not in message
+        return message
+
+    assert "there is no folder" in told(str(tmp_path / "none"))
+    assert "neither a run nor a folder of runs" in told(str(tmp_path))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("out: run\n")
+    assert "no metrics yet" in told(str(folder))
+    (folder / "metrics.jsonl").write_text("")
+    assert "no metrics yet" in told(str(folder))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (folder / "result.json").write_text("{")
+    assert "is not JSON" in told(str(folder))
+    (folder / "result.json").unlink()
+    (folder / "config.yaml").write_text("out: [")
+    assert "is not YAML" in told(str(folder))
+    assert "--text or --file" in told(str(folder), "--text", "a", "--file", "b")
+    assert "can't be read" in told(str(folder), "--file", str(tmp_path / "nothing"))
+
+
+def test_folders_are_runs_or_hold_runs(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "all" / "b", finished=False)
+    two = make_run(tmp_path / "all" / "a", finished=False)
+    (tmp_path / "all" / "other").mkdir()
+    assert find_runs(one) == [one]
+    assert find_runs(tmp_path / "all") == [two, one]
+    with pytest.raises(UserError):
+        find_runs(tmp_path / "all" / "other")
