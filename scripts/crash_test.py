@@ -1,0 +1,160 @@
+"""Kill training again and again, damage checkpoints again and again, and see that nothing is lost or believed.
+
+    python scripts/crash_test.py --kills 20 --damages 100
+
+Each kill is SIGKILL at a random moment of a run, every second one while a checkpoint is being written; the run is then
+resumed, and its final weights must equal those of a run that nothing disturbed, bit for bit. Each damage cuts a file of
+a checkpoint short or flips one of its bits; all must be noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from latte.files import SCRATCH, Damaged, verify_folder
+from latte.recipe import DataRecipe, ModelRecipe, Recipe, TrainRecipe
+
+# Children are forked from a process that has imported everything, so that a restart costs no seconds of imports.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["latte.train"])
+
+
+def make_recipe(folder: Path, name: str, steps: int) -> Recipe:
+    """A model small enough to train in seconds, saving so often that many kills meet a save."""
+    text = folder / "text.jsonl"
+    if not text.exists():
+        chance = random.Random(0)
+        lines = (" ".join(chance.choices(["latte", "macchiato", "cortado", "ristretto"], k=60)) for _ in range(200))
+        text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    return Recipe(
+        out=str(folder / name),
+        data=DataRecipe(source=str(text), cache=str(folder / "cache"), tokenizer="bytes", sequence_length=32),
+        model=ModelRecipe("latte-r-swa++", overrides={**small, "num_latents": 8, "window": 8, "dropout": 0.1}),
+        train=TrainRecipe(steps=steps, batch_size=4, save_every=3, eval_every=10, eval_rows=4, log_every=5),
+    )
+
+
+def work(recipe: Recipe) -> None:
+    """What a child does: train, quietly."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    import torch
+
+    from latte.train import train
+
+    torch.set_num_threads(1)
+    train(recipe)
+
+
+def start(recipe: Recipe) -> multiprocessing.process.BaseProcess:
+    process = CONTEXT.Process(target=work, args=(recipe,))
+    process.start()
+    return process
+
+
+def finish(recipe: Recipe) -> bytes:
+    """Run to the end and give the final weights."""
+    process = start(recipe)
+    process.join()
+    if process.exitcode != 0:
+        raise SystemExit(f"the training in {recipe.out} failed with exit code {process.exitcode}")
+    return (Path(recipe.out) / "model" / "model.safetensors").read_bytes()
+
+
+def kill_once(recipe: Recipe, chance: random.Random, duration: float, during_save: bool) -> str:
+    """Start, wait for the moment, kill; says what was hit."""
+    checkpoints = Path(recipe.out) / "checkpoints"
+    while True:
+        process = start(recipe)
+        moment = time.monotonic() + chance.uniform(0.2, 0.9) * duration
+        while process.is_alive() and time.monotonic() < moment:
+            time.sleep(0.002)
+        while during_save and process.is_alive() and not any(checkpoints.glob(f"{SCRATCH}*")):
+            pass
+        if during_save:
+            time.sleep(chance.uniform(0, 0.01))
+        process.kill()
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
+            break
+        shutil.rmtree(recipe.out)  # it was faster than we: try again
+    half = len(list(checkpoints.glob(f"{SCRATCH}*")))
+    whole = sorted(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+    return f"killed with checkpoints at {whole or 'no step'}" + (", in the middle of a save" if half else "")
+
+
+def kills(folder: Path, count: int, steps: int, chance: random.Random) -> int:
+    """How many of ``count`` killed and resumed runs end with other weights than the undisturbed one."""
+    reference = make_recipe(folder, "undisturbed", steps)
+    finish(make_recipe(folder, "warm-up", 3))  # the token files, once
+    began = time.monotonic()
+    expected = finish(reference)
+    duration = time.monotonic() - began
+    print(f"undisturbed: {steps} steps in {duration:.1f} s", flush=True)
+    wrong = met_saves = 0
+    for number in range(1, count + 1):
+        recipe = make_recipe(folder, f"killed-{number}", steps)
+        said = kill_once(recipe, chance, duration, during_save=number % 2 == 0)
+        met_saves += "in the middle" in said
+        same = finish(recipe) == expected
+        wrong += not same
+        print(f"kill {number:3d}: {said}; resumed: {'bitwise equal' if same else 'DIFFERENT'}", flush=True)
+        shutil.rmtree(recipe.out)
+    print(f"{count - wrong} of {count} bitwise equal; {met_saves} kills left a half-written checkpoint behind")
+    return wrong
+
+
+def damages(folder: Path, count: int, chance: random.Random) -> int:
+    """How many of ``count`` truncations and flipped bits of a checkpoint go unnoticed."""
+    checkpoint = sorted((folder / "undisturbed" / "checkpoints").glob("step-*"))[-1]
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    verify_folder(checkpoint)
+    missed = 0
+    for _ in range(count):
+        path = chance.choice(files)
+        whole = path.read_bytes()
+        place = chance.randrange(len(whole))
+        flip = chance.random() < 0.5
+        changed = whole[:place]
+        if flip:
+            changed += bytes([whole[place] ^ (1 << chance.randrange(8))]) + whole[place + 1 :]
+        path.write_bytes(changed)
+        try:
+            verify_folder(checkpoint)
+            missed += 1
+            print(f"MISSED: {path.name} {'flipped' if flip else 'cut'} at byte {place}")
+        except Damaged:
+            pass
+        path.write_bytes(whole)
+    verify_folder(checkpoint)
+    print(f"{count - missed} of {count} truncations and flipped bits noticed")
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--damages", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    settings = parser.parse_args()
+    chance = random.Random(settings.seed)
+    with tempfile.TemporaryDirectory(prefix="latte-crash-") as name:
+        failures = kills(Path(name), settings.kills, settings.steps, chance)
+        failures += damages(Path(name), settings.damages, chance)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
