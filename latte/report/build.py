@@ -26,12 +26,13 @@ from latte.report.runs import RunView, find_runs, read_run
 COLUMNS = (
     ("parameters", "parameters", "count", None, "Numbers that were learned"),
     ("valid_loss", "validation loss", "number", "low", "Mean surprise of a token of unseen text, in nats"),
-    ("perplexity", "perplexity", "number", "low", "e to the validation loss"),
+    ("perplexity", "perplexity", "number", "low", "e to the loss of unseen text, at the length of training"),
     ("bits_per_byte", "bits a byte", "number", "low", "Surprise of unseen text by its bytes, whatever the tokens"),
+    ("long_loss", "loss at longest context", "number", "low", "Loss where the text is read in the longest stretches"),
     ("tokens_per_second", "training tokens/s", "rate", "high", "Tokens trained on in a second"),
     ("peak_memory", "peak memory", "bytes", "low", "The most memory that training held"),
-    ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second after the longest context measured"),
-    ("state", "memory of the past", "bytes", "low", "What is kept of the longest context measured, to go on from it"),
+    ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second, deep into a text"),
+    ("state", "memory of the past", "bytes", "low", "What is kept of a long text, to go on from it"),
 )
 
 
@@ -93,9 +94,14 @@ def build_report(
             run.memory = [(cost.length, cost.memory) for cost in costs]
     for run in runs:
         loss = run.row.get("valid_loss")
-        run.row["perplexity"] = None if loss is None else math.exp(min(loss, 700.0))
-    _at_longest(runs, "decode", "decode")
-    _at_longest(runs, "memory", "state")
+        if run.row.get("perplexity") is None and loss is not None:
+            run.row["perplexity"] = math.exp(min(loss, 700.0))
+    _at_longest(runs, "context", "long_loss")
+    for curve, key in (("decode", "decode"), ("memory", "state")):
+        if any(run.row.get(key) is None for run in runs):  # else the comparison has measured it, in one way for all
+            _at_longest(runs, curve, key)
+    if not any(run.context for run in runs):
+        report.notes.append("Quality by context is not measured yet: latte eval RUN --out RUN/eval.json adds it.")
     return report
 
 
@@ -144,7 +150,22 @@ def lead(runs: list[RunView]) -> str:
         best, other = ranked[0], ranked[1] if len(runs) == 2 else ranked[-1]
         text += f" On text they have never seen, {best.name} comes first with {_loss(best):.3f} nats a token"
         text += f", {other.name} {'' if len(runs) == 2 else 'last '}with {_loss(other):.3f}."
-    return text
+    return text + _far(runs)
+
+
+def _far(runs: list[RunView]) -> str:
+    """How the first two or the best and the worst do beyond the length of training."""
+    longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
+    ranked = sorted(
+        (run for run in runs if run.row.get("long_loss") is not None), key=lambda run: _value(run, "long_loss")
+    )
+    if len(ranked) < 2 or not longest or not trained or longest <= trained:
+        return ""
+    best, worst = ranked[0], ranked[-1]
+    return (
+        f" At {longest / trained:g} times the length of training it is {best.name} with "
+        f"{_value(best, 'long_loss'):.3f}, {worst.name} with {_value(worst, 'long_loss'):.3f}."
+    )
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
@@ -238,20 +259,27 @@ def _write(model: Any, tokenizer: Any, ids: Any, new_tokens: int) -> dict[str, s
     }
 
 
-def _at_longest(runs: Iterable[RunView], curve: str, key: str) -> None:
-    """Fill a column with every curve's value at the longest length that all of them have."""
-    curves = {run.name: dict(getattr(run, curve)) for run in runs if getattr(run, curve)}
-    common = set.intersection(*(set(points) for points in curves.values())) if curves else set()
+def _longest(runs: Iterable[RunView], curve: str) -> float | None:
+    """The longest length that all curves have."""
+    lengths = [{x for x, _ in getattr(run, curve)} for run in runs if getattr(run, curve)]
+    common = set.intersection(*lengths) if lengths else set()
+    return max(common) if common else None
+
+
+def _at_longest(runs: list[RunView], curve: str, key: str) -> None:
+    """Fill a column with every curve's value there."""
+    longest = _longest(runs, curve)
     for run in runs:
-        if common and run.name in curves:
-            run.row[key] = curves[run.name][max(common)]
+        run.row[key] = dict(getattr(run, curve)).get(longest)
 
 
-def _table_note(runs: list[RunView]) -> str | None:
-    lengths = [max(x for x, _ in run.memory) for run in runs if run.memory]
-    if not lengths:
-        return None
-    return f"Writing speed and memory of the past are for one text, after {int(min(lengths)):,} tokens of context."
+def _table_note(runs: list[RunView]) -> str:
+    longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
+    text = "Writing speed and memory of the past are for one text."
+    if longest is None:
+        return text
+    times = f", {longest / trained:g} times the length of training" if trained and longest > trained else ""
+    return f"The longest context is {longest:,.0f} tokens{times}. {text}"
 
 
 def _thin(points: list[tuple[float, float]], most: int = 1500) -> list[tuple[float, float]]:
@@ -264,8 +292,13 @@ def _short(value: float) -> float:
     return float(f"{float(value):.6g}")
 
 
+def _value(run: RunView, key: str) -> float:
+    value = run.row.get(key)
+    return math.inf if value is None else float(value)
+
+
 def _loss(run: RunView) -> float:
-    return float(run.row["valid_loss"] or math.inf)
+    return _value(run, "valid_loss")
 
 
 def _source(run: RunView) -> str:

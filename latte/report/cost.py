@@ -23,7 +23,7 @@ class Cost:
 
 
 def measure_cost(
-    model: Any, lengths: tuple[int, ...] = LENGTHS, *, seconds: float = 15.0, steps: int = 8
+    model: Any, lengths: tuple[int, ...] = LENGTHS, *, seconds: float = 10.0, steps: int = 8
 ) -> list[Cost]:
     """Read random tokens of each length in turn, then write a few. Stops early when ``seconds`` are over.
 

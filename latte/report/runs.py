@@ -13,6 +13,7 @@ import yaml
 from latte.errors import UserError
 
 CONFIG, METRICS, RESULT, EVAL, SAMPLES = "config.yaml", "metrics.jsonl", "result.json", "eval.json", "samples.json"
+COMPARED, COMPARISON = "compare.json", "results.json"  # one run's line of a comparison, and the whole of it
 
 Points = list[tuple[float, float]]
 
@@ -53,7 +54,8 @@ def find_runs(folder: Path) -> list[Path]:
         raise UserError(f"there is no folder {folder}")
     for candidates in ([folder], sorted(path for path in folder.iterdir() if path.is_dir())):
         if found := [path for path in candidates if (path / METRICS).is_file()]:
-            return found
+            order = [row.get("name") for row in _json(folder / COMPARISON) or []]
+            return sorted(found, key=lambda path: order.index(path.name) if path.name in order else len(order))
         if any((path / CONFIG).is_file() for path in candidates):
             raise UserError(f"{folder} has no metrics yet: its training has not come to the first line of {METRICS}")
     raise UserError(f"{folder} is neither a run nor a folder of runs: there is no {METRICS} in it")
@@ -101,6 +103,12 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     trained = run.setting("data", "sequence_length")
     at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
     run.row["bits_per_byte"] = at.get("bits_per_byte")
+    compared = (_json(folder / COMPARED) or {}).get("row", {})
+    run.row |= {
+        "perplexity": compared.get("perplexity"),
+        "decode": compared.get("decode_tokens_per_second"),
+        "state": compared.get("state_bytes"),
+    }
     run.samples = [{"prompt": entry["prompt"], "text": entry["text"]} for entry in _json(folder / SAMPLES) or []]
     return run
 

@@ -39,7 +39,7 @@
   const columns = data.columns.filter((column) => runs.some((run) => run.row[column.key] !== null && run.row[column.key] !== undefined));
   if (columns.length) {
     const node = section('results', several ? 'Side by side' : 'Result', several
-      ? 'The same text, the same number of tokens, the same machine. The best of each column stands out; a column’s name sorts by it.' : null);
+      ? 'The same text, the same number of tokens, the same machine. The best of each column stands out; a column’s name sorts by it.' : null, several ? null : 'Result');
     node.append(resultTable());
   }
 
