@@ -83,3 +83,23 @@ def test_a_gate_that_forgets_all_overflows_nothing(backend):
     assert_close(y, (q * k).sum(-1, keepdim=True) * v)
     for gradient in torch.autograd.grad(y.sum(), (q, k, v, gate)):
         assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("axes", ["BTH", "BTHK"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_weak_gates_behind_strong_ones_keep_their_digits(axes, documents):
+    """Thirty tokens that forget all, then ones that forget little: float32 as exact as if the strong had not been."""
+    T, g = 64, generator(4)
+    q, k, v = (normal(g, 2, T, 2, 3) for _ in range(3))
+    gate = -normal(g, 2, T, 2, *([3] if axes == "BTHK" else [])).abs()
+    gate[:, :30] *= 300
+    gate[:, 30:] *= 0.05
+    reset = torch.zeros(2, T, dtype=torch.bool)
+    reset[:, [20, 50]] = True
+    q, k, v, gate = (x.float() for x in (q, k, v, gate))
+    kwargs = {"reset": reset if documents else None}
+    y, state = decay_attention(q, k, v, gate, backend="torch", **kwargs)
+    wide = [x.double() for x in (q, k, v, gate)]
+    expected, after = decay_attention(*wide, backend="reference", **kwargs)
+    assert_close(y, expected, 2e-6)
+    assert_close(state.sum_BHKV, after.sum_BHKV, 2e-6)
