@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake in what was given, not in the program: commands print its message alone and exit with status 2."""
+    """A mistake in what was given, not in the program: commands print its message alone and exit with status 1."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to stop, and did)

@@ -32,7 +32,7 @@ def parse(command: str, description: str, kind: type[T], arguments: Sequence[str
         UserError: an unknown or ill-typed setting, or a recipe that does not exist.
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False)
+    parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of a packaged one")
     parser.add_class_arguments(kind, as_group=False)
     arguments = _named(list(arguments), positional)

@@ -2,5 +2,16 @@
 
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe
 from latte.train.run import Result, fit, load_model, run_folder, train
+from latte.train.trainer import training_arguments
 
-__all__ = ["ModelRecipe", "Recipe", "Result", "TrainRecipe", "fit", "load_model", "run_folder", "train"]
+__all__ = [
+    "ModelRecipe",
+    "Recipe",
+    "Result",
+    "TrainRecipe",
+    "fit",
+    "load_model",
+    "run_folder",
+    "train",
+    "training_arguments",
+]

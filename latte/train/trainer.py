@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ Batch = dict[str, Tensor]
 def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 1) -> TrainingArguments:
     """A recipe in transformers' words. Sets up the processes, if there are several."""
     on_cpu = not torch.cuda.is_available()
-    several = torch.distributed.is_torchelastic_launched()
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # set by torchrun and by accelerate launch
     bfloat16 = settings.precision == "bfloat16" or (
         settings.precision == "auto" and not on_cpu and torch.cuda.is_bf16_supported()
     )
@@ -203,13 +204,31 @@ class LatteTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         if self.evaluation is None:
             return {}
-        training = self.model_wrapped.training
-        self.model_wrapped.eval()
-        with torch.no_grad():
-            metrics = self.evaluation(self.model_wrapped)
-        self.model_wrapped.train(training)
+        model = self.model_wrapped
+        model.eval()
+        watch = model.register_forward_pre_hook(self._watch)
+        try:
+            with torch.no_grad():
+                metrics = self.evaluation(model)
+        except _Interrupted:
+            # Save now and validate first thing after the restart.
+            self.progress["validation_due"] = True
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        finally:
+            watch.remove()
+            model.train()
         self.log(dict(metrics))
         return metrics
+
+    def _watch(self, *args: Any) -> None:
+        # Several processes would have to agree on it, so only a single one breaks off.
+        if (
+            self.signal_number is not None
+            and self.args.world_size == 1
+            and self.state.global_step < self.settings.steps
+        ):
+            raise _Interrupted
 
     # Checkpoints
 
@@ -279,6 +298,7 @@ class Conduct(TrainerCallback):
 
     def __init__(self, trainer: LatteTrainer) -> None:
         self.trainer = trainer
+        self.due = False  # a validation that a signal broke off
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -287,6 +307,15 @@ class Conduct(TrainerCallback):
         if saved is not None:
             self.trainer._tr_loss += saved["loss_since_log"]
             self.trainer._globalstep_last_logged = saved["last_logged"]
+        if self.trainer.progress.pop("validation_due", False):
+            self.due = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.due:  # not at the beginning of training: the metrics are not open yet
+            self.due = False
+            self.trainer.evaluate()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         settings, step = self.trainer.settings, state.global_step
@@ -303,6 +332,10 @@ class Conduct(TrainerCallback):
     ) -> None:
         # The last step has done all of it, and Trainer would do it again.
         control.should_log = control.should_evaluate = control.should_save = False
+
+
+class _Interrupted(Exception):  # noqa: N818  (never leaves this file)
+    """A validation was broken off by a signal."""
 
 
 class _From(Sampler[int]):

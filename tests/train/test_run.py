@@ -141,6 +141,24 @@ def test_a_signal_saves_and_stops_within_one_step(recipe, interrupted, number, w
     assert weights(stopped.out) == weights(whole.out)
 
 
+def test_a_signal_breaks_off_a_validation_and_the_next_run_does_it(recipe, whole, monkeypatch):
+    stopped = recipe("stopped")
+    original = run.validation_loss
+
+    def validation_loss(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "validation_loss", validation_loss)
+        with pytest.raises(Stopped, match="stopped at step 6 of 12"):
+            train(stopped)
+    assert not any("valid_loss" in line for line in read_metrics(Path(stopped.out)))
+    train(stopped)
+    assert weights(stopped.out) == weights(whole.out)
+    assert timeless(stopped.out) == timeless(whole.out)
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(recipe, interrupted, capfd, damage, whole):
     broken = recipe("broken")
@@ -333,6 +351,28 @@ def test_training_goes_on_from_a_pretrained_model(recipe):
     settings.model.pretrained = str(Path(first.out) / "model")
     with pytest.raises(UserError, match=r"has 300 tokens but .* knows 257: it belongs to another model"):
         train(settings)
+
+
+def test_another_loss_on_some_of_the_weights_is_resumed_as_well(recipe, interrupted, monkeypatch):
+    """What extending a model needs: most weights frozen, a loss of its own."""
+    original = run.LatteTrainer.__init__
+
+    def init(self, model, *args, **kwargs):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers.1" in name)
+        kwargs["loss"] = lambda current, batch: current(**batch).loss + 0.1
+        original(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(run.LatteTrainer, "__init__", init)
+    train(recipe("a"))
+    for step in (5, 9):
+        with pytest.raises(RuntimeError):
+            interrupted(recipe("b"), step, kill)
+    train(recipe("b"))
+    assert weights(recipe("a").out) == weights(recipe("b").out)
+    kept = safetensors.torch.load_file(checkpoint.path_of(Path(recipe("a").out), 12) / "optimizer.safetensors")
+    assert kept
+    assert all("layers.1" in name for name in kept)
 
 
 def test_learning_rate_rises_and_falls():
