@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     settings = parser.parse_args(arguments)
     if (settings.text is None) == (settings.file is None):
         raise UserError("give either --text or --file, and not both")
-    if not 2 <= settings.tokens <= 4096:
-        raise UserError(f"--tokens is {settings.tokens}, expected 2 to 4096: the page holds the weights of all pairs")
+    if not 2 <= settings.tokens <= 1024:
+        raise UserError(f"--tokens is {settings.tokens}, expected 2 to 1024: the page holds the weights of all pairs")
     text = settings.text if settings.file is None else _read(Path(settings.file))
     return run(settings.model, text, Path(settings.out), settings.tokens)
 

@@ -34,6 +34,7 @@ COLUMNS = (
     ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second, deep into a text"),
     ("state", "memory of the past", "bytes", "low", "What is kept of a long text, to go on from it"),
 )
+NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}
 
 
 @dataclass
@@ -120,7 +121,7 @@ def render_report(report: Report) -> str:
     }
     title = runs[0].name if len(runs) == 1 else " and ".join(run.name for run in runs[:2])
     if len(runs) > 2:
-        title = f"{len(runs)} models, one budget"
+        title = f"{NUMBERS.get(len(runs), len(runs))} models, one budget"
     footer = f"<p>Made by latte {html.escape(__version__)}. This page is one file and loads nothing.</p>"
     return render_page(title, "Latte report", lead(runs), footer, data, "report.js")
 
@@ -140,9 +141,7 @@ def lead(runs: list[RunView]) -> str:
         return text
     size = f" of {_words(sizes[0])}" if sizes[0] else ""
     size += f" to {_words(sizes[-1])}" if sizes[0] and _words(sizes[0]) != _words(sizes[-1]) else ""
-    number = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}.get(
-        len(runs), str(len(runs))
-    )
+    number = NUMBERS.get(len(runs), str(len(runs)))
     text = (
         f"{number} language models{size + ' parameters' if size else ''}, each trained on {tokens} tokens of {source}."
     )
@@ -162,15 +161,16 @@ def _far(runs: list[RunView]) -> str:
     if len(ranked) < 2 or not longest or not trained or longest <= trained:
         return ""
     best, worst = ranked[0], ranked[-1]
-    return (
-        f" At {longest / trained:g} times the length of training it is {best.name} with "
-        f"{_value(best, 'long_loss'):.3f}, {worst.name} with {_value(worst, 'long_loss'):.3f}."
-    )
+    where = f" At {longest / trained:.3g} times the length of training"
+    first, last = f"{_value(best, 'long_loss'):.3f}", f"{_value(worst, 'long_loss'):.3f}"
+    if len(ranked) == 2:
+        return f"{where}, {best.name} has {first} and {worst.name} {last}."
+    return f"{where} the best is {best.name} with {first}, the last {worst.name} with {last}."
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Names and values under the title."""
-    run = report.runs[0]
+    run, threads = report.runs[0], torch.get_num_threads()
     batch, length = run.setting("train", "batch_size"), run.setting("data", "sequence_length")
     found: list[tuple[str, Any]] = [
         ("Size", run.setting("model", "size")),
@@ -180,7 +180,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Steps", f"{run.setting('train', 'steps'):,}" if run.setting("train", "steps") else None),
         ("Batch", f"{batch} × {length} tokens" if batch and length else None),
         ("Seed", run.setting("train", "seed")),
-        ("This page’s machine", f"{doctor.device()}, {torch.get_num_threads()} threads"),
+        ("This page’s machine", f"{doctor.device()}, {threads} thread{'s' * (threads > 1)}"),
     ]
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
@@ -278,7 +278,7 @@ def _table_note(runs: list[RunView]) -> str:
     text = "Writing speed and memory of the past are for one text."
     if longest is None:
         return text
-    times = f", {longest / trained:g} times the length of training" if trained and longest > trained else ""
+    times = f", {longest / trained:.3g} times the length of training" if trained and longest > trained else ""
     return f"The longest context is {longest:,.0f} tokens{times}. {text}"
 
 

@@ -61,8 +61,8 @@ def encode_inspection(inspection: Inspection) -> dict[str, Any]:
 
 
 def _start(inspection: Inspection) -> dict[str, int]:
-    """Where the page opens: the head that divides its attention most evenly between window and latents, else the one
-    that looks most sharply; and a token with enough behind it that does the same."""
+    """Where the page opens: the head that divides its attention most evenly between window and latents, else one that
+    looks neither at a single token nor at all alike; and a token with enough behind it that does the same."""
     tokens = len(inspection.tokens)
     begin = tokens // 2
     best, place = -1.0, (0, 0, int(tokens * 0.6))
@@ -70,12 +70,12 @@ def _start(inspection: Inspection) -> dict[str, int]:
         if layer.weights_HTS is None:
             continue
         share_TH = layer.window_share()
-        sharp_H = layer.weights_HTS.max(axis=-1).mean(axis=-1)
+        sharp_H = 1 - np.abs(layer.weights_HTS.max(axis=-1).mean(axis=-1) - 0.4)
         score_H = sharp_H if share_TH is None else 2 - np.abs(share_TH.mean(axis=0) - 0.5)
         if score_H.max() > best:
             head = int(score_H.argmax())
             late_T = np.arange(begin, max(begin + 1, int(tokens * 0.8)))
-            fit_T = layer.weights_HTS[head, late_T].max(axis=-1)
+            fit_T = -np.abs(layer.weights_HTS[head, late_T].max(axis=-1) - 0.4)
             fit_T = fit_T if share_TH is None else fit_T - np.abs(share_TH[late_T, head] - 0.5)
             best, place = float(score_H.max()), (index, head, begin + int(fit_T.argmax()))
     return dict(zip(("layer", "head", "token"), place, strict=True))

@@ -175,7 +175,7 @@ def test_a_page_stands_alone() -> None:
         (["--text", "a", "--file", "b"], "--text or --file"),
         (["--text", ""], "the text is empty"),
         (["--file", "nowhere.txt"], "nowhere.txt can't be read: No such file"),
-        (["--text", "a", "--tokens", "1"], "expected 2 to 4096"),
+        (["--text", "a", "--tokens", "1"], "expected 2 to 1024"),
     ],
 )
 def test_wrong_calls_are_told_in_a_sentence(

@@ -167,6 +167,14 @@ Latte.inspector = (holder, data) => {
     return { all: seen.total, window: seen.window, latents: seen.latents }[state.part];
   }
 
+  // How much of what is shown at a position is looked at directly and not through latents: all, where there are none.
+  function directShare(s) {
+    if (!weights.slotCount) return 1;
+    if (!weights.window) return 0;
+    if (state.slot !== null) return state.slot === 0 ? 1 : 0;
+    return seen.total[s] > 0 ? seen.window[s] / seen.total[s] : 0;
+  }
+
   function drawText() {
     const values = shown();
     const top = Math.max(...values, 1e-9);
@@ -176,10 +184,7 @@ Latte.inspector = (holder, data) => {
       const value = values[s];
       sum += value;
       // The two hues say where it comes from, their strength how much.
-      let share = 0;
-      if (state.slot !== null) share = weights.window && state.slot === 0 ? 1 : 0;
-      else if (weights.window) share = seen.total[s] > 0 ? seen.window[s] / seen.total[s] : 0;
-      span.style.setProperty('--share', share.toFixed(3));
+      span.style.setProperty('--share', directShare(s).toFixed(3));
       span.style.setProperty('--strength', s < end ? ((value / top) ** 0.85).toFixed(3) : '0');
       span.dataset.weight = value.toFixed(7);
       span.classList.toggle('future', s >= end);
@@ -229,10 +234,10 @@ Latte.inspector = (holder, data) => {
           : `${weights.window && state.slot === 0 ? 'The window' : `Latent ${state.slot + 1 - weights.window}`} carries ${Latte.percent(seen.slots[state.slot])} of this token.`));
     }
     const values = shown();
-    const order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, 8).filter((s) => values[s] > 0);
+    const order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, 8).filter((s, rank) => rank === 0 || values[s] >= 0.0005);
     const top = values[order[0]] || 1;
     parts.push(el('h5', {}, 'Where it looks'), el('ol', { class: 'top' }, order.map((s) => {
-      const near = state.slot !== null ? (weights.window && state.slot === 0 ? 1 : 0) : seen.total[s] > 0 && weights.window ? seen.window[s] / seen.total[s] : 0;
+      const near = directShare(s);
       return el('li', {}, el('button', { type: 'button', onclick: () => choose({ token: s }, chosenSpan), 'aria-label': `position ${s}, ${values[s].toFixed(3)}; choose this token` },
         el('span', { class: 'place' }, s === t ? 'itself' : s < t ? `−${t - s}` : `+${s - t}`), chip(s),
         el('span', { class: 'bar' }, el('i', { class: 'window', style: { width: `${(values[s] / top) * near * 100}%` } }), el('i', { class: 'latent', style: { width: `${(values[s] / top) * (1 - near) * 100}%` } })),
@@ -244,6 +249,7 @@ Latte.inspector = (holder, data) => {
   function drawTable() {
     if (!details.open || !seen) return;
     const split = Boolean(weights.slotCount);
+    details.classList.toggle('plain', !split);
     const row = (s) => el('tr', {}, el('td', {}, String(s)), el('td', {}, chip(s)), el('td', {}, split ? seen.window[s].toFixed(5) : '–'),
       el('td', {}, split ? seen.latents[s].toFixed(5) : '–'), el('td', {}, seen.total[s].toFixed(5)));
     table.replaceChildren(...Array.from({ length: weights.end(state.token) }, (_, s) => row(s)));
