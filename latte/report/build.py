@@ -117,6 +117,7 @@ def render_report(report: Report) -> str:
         "table_note": _table_note(runs),
         "train_length": runs[0].setting("data", "sequence_length"),
         "notes": report.notes,
+        "same": _same(runs),
         "runs": [_run(run, report.inspections.get(run.name)) for run in runs],
     }
     title = runs[0].name if len(runs) == 1 else " and ".join(run.name for run in runs[:2])
@@ -129,7 +130,7 @@ def render_report(report: Report) -> str:
 def lead(runs: list[RunView]) -> str:
     """What was done and how it came out, in two sentences."""
     source = _source(runs[0])
-    tokens = _words(max(run.row.get("tokens") or 0 for run in runs))
+    tokens = ("" if _same(runs) else "up to ") + _words(max(run.row.get("tokens") or 0 for run in runs))
     ranked = sorted((run for run in runs if run.row.get("valid_loss") is not None), key=lambda run: _loss(run))
     sizes = sorted(run.row.get("parameters") or 0 for run in runs)
     if len(runs) == 1:
@@ -264,6 +265,13 @@ def _longest(runs: Iterable[RunView], curve: str) -> float | None:
     lengths = [{x for x, _ in getattr(run, curve)} for run in runs if getattr(run, curve)]
     common = set.intersection(*lengths) if lengths else set()
     return max(common) if common else None
+
+
+def _same(runs: list[RunView]) -> bool:
+    """Whether all runs read the same text, cut and counted in the same way."""
+    return all(run.recipe.get("data") == runs[0].recipe.get("data") for run in runs) and (
+        len({run.row.get("tokens") for run in runs}) == 1
+    )
 
 
 def _at_longest(runs: list[RunView], curve: str, key: str) -> None:

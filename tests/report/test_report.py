@@ -176,6 +176,26 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert "can't be read" in told(str(folder), "--file", str(tmp_path / "nothing"))
 
 
+def test_a_narrow_last_bin_joins_the_one_before(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", finished=False)
+    bins = [(1, 1, 5.0), (2, 9, 4.0), (10, 19, 3.0), (20, 20, 9.0)]
+    positions = [{"first": first, "last": last, "tokens": 1 + last - first, "loss": loss} for first, last, loss in bins]
+    (folder / "eval.json").write_text(json.dumps({"contexts": [], "positions": positions}))
+    found = read_run(folder).positions
+    assert len(found) == 3
+    assert found[-1][1] == pytest.approx((10 * 3.0 + 9.0) / 11)
+
+
+def test_runs_of_different_text_are_not_called_the_same(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / "all" / name, finished=False)
+    assert page_data(render_report(build_report(tmp_path / "all")))["same"]
+    recipe = yaml.safe_load((tmp_path / "all" / "b" / "config.yaml").read_text())
+    recipe["data"]["source"] = "other.txt"
+    (tmp_path / "all" / "b" / "config.yaml").write_text(yaml.safe_dump(recipe))
+    assert not page_data(render_report(build_report(tmp_path / "all")))["same"]
+
+
 def test_folders_are_runs_or_hold_runs(tmp_path: Path) -> None:
     one = make_run(tmp_path / "all" / "b", finished=False)
     two = make_run(tmp_path / "all" / "a", finished=False)

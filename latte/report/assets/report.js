@@ -39,7 +39,7 @@
   const columns = data.columns.filter((column) => runs.some((run) => run.row[column.key] !== null && run.row[column.key] !== undefined));
   if (columns.length) {
     const node = section('results', several ? 'Side by side' : 'Result', several
-      ? 'The same text, the same number of tokens, the same machine. The best of each column stands out; a column’s name sorts by it.' : null, several ? null : 'Result');
+      ? `${data.same ? 'The same text and the same number of tokens for each.' : 'These runs differ in their text or their number of tokens.'} The best of each column stands out; a column’s name sorts by it.` : null, several ? null : 'Result');
     node.append(resultTable());
   }
 
@@ -145,9 +145,10 @@
 
   /* ---- samples ---- */
   if (has('samples')) {
-    const node = section('samples', 'What it writes', 'Each model was given the shaded words and went on from there.', 'Samples');
+    const prompted = runs.some((run) => (run.samples || []).some((sample) => sample.prompt));
+    const node = section('samples', 'What it writes', prompted ? 'Each model was given the shaded words and went on from there.' : 'Each model began with nothing before it.', 'Samples');
     const rows = Math.max(...runs.map((run) => (run.samples || []).length));
-    const grid = el('div', { class: 'samples' });
+    const grid = el('div', { class: 'samples' + (runs.length === 3 ? ' three' : '') });
     for (let i = 0; i < rows; i++) {
       runs.forEach((run, index) => {
         const sample = (run.samples || [])[i];
