@@ -54,7 +54,8 @@ const nearest = (points, x) => {
   return best;
 };
 
-/* spec: { label, height, x: {label, log, base, format}, y: {...}, series, marks: [{x, label}] }
+/* spec: { label, height, x: {label, reading, log, base, format}, y: {...}, series, marks: [{x, label}] }
+   reading: what the tooltip says of a place, # its number
    series: { name, color (index), points: [[x, y]], faint: [[x, y]], dots, dash, group } */
 Latte.lineChart = (holder, spec) => {
   const { el, svg } = Latte;
@@ -162,7 +163,7 @@ Latte.lineChart = (holder, spec) => {
         cursor.append(marker(SHAPES[line.color % 4], X(point[0]), Y(point[1]), 4.5, { class: 'dot', style: { '--color': color } }));
         rows.push(Latte.tipRow(color, line.name, yFormat(point[1])));
       }
-      Latte.tip(clientX, clientY, el('div', { class: 'tip-title' }, `${spec.x.label} ${xFormat(place)}`), rows);
+      Latte.tip(clientX, clientY, el('div', { class: 'tip-title' }, (spec.x.reading || '# ' + spec.x.label).replace('#', xFormat(place))), rows);
     }
     const places = [...new Set(shown.flatMap((line) => line.points.map((p) => p[0])))].sort((a, b) => a - b);
     const placeAt = (pixel) => places.reduce((best, v) => (Math.abs(X(v) - pixel) < Math.abs(X(best) - pixel) ? v : best), places[0]);

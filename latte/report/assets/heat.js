@@ -98,7 +98,8 @@ Latte.latentGrid = async (holder, data, stats, onPick) => {
       canvas.onpointermove = (event) => {
         const [slot, t] = Latte.cellAt(canvas, event, slots, apart);
         Latte.tip(event.clientX, event.clientY, el('div', { class: 'tip-title' }, `token ${t}  ${Latte.visible(tokens[t])}`),
-          Latte.tipRow(null, name(slot), value(slot, t).toFixed(3)));
+          Latte.tipRow(null, name(slot), value(slot, t).toFixed(3)),
+          among && slot >= window ? Latte.tipRow(null, 'among latents', drawn(slot, t).toFixed(3)) : []);
       };
       canvas.onpointerleave = Latte.hideTip;
       canvas.onclick = (event) => onPick && onPick(index, h, Latte.cellAt(canvas, event, slots, apart)[1]);

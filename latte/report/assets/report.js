@@ -82,7 +82,7 @@
       const { node: card, body } = figure('Training loss', 'Thin lines are single readings, strong ones their running mean.');
       both.append(card);
       Latte.lineChart(body, {
-        label: 'Training loss by tokens read', x: { label: 'tokens', format: 'count' }, y: { label: 'loss, nats a token', top: afterStart },
+        label: 'Training loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'loss, nats a token', top: afterStart },
         series: runs.map((run, index) => ({ name: run.name, color: index, faint: run.train, points: smooth(run.train) })).filter((line) => line.points.length),
       });
     }
@@ -90,7 +90,7 @@
       const { node: card, body } = figure('Validation loss', 'Measured on documents that were never trained on.');
       both.append(card);
       Latte.lineChart(body, {
-        label: 'Validation loss by tokens read', x: { label: 'tokens', format: 'count' }, y: { label: 'loss, nats a token' }, series: lines('valid'),
+        label: 'Validation loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'loss, nats a token' }, series: lines('valid'),
       });
     }
   }
@@ -114,14 +114,14 @@
     node.append(both);
     const marks = data.train_length ? [{ x: data.train_length, label: 'trained on' }] : [];
     if (has('context')) {
-      const { node: card, body } = figure('Loss by length of context', 'The text is read in pieces of each length, with a state of one size where the model has one. Right of the dashed line the model has never been.');
+      const { node: card, body } = figure('Loss by length of context', 'The text is read in pieces of each length, with a state of one size where the model has one. Right of the dashed line is more than it ever saw in training.');
       both.append(card);
-      Latte.lineChart(body, { label: 'Loss by context length', x: { label: 'context, tokens', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('context'), marks });
+      Latte.lineChart(body, { label: 'Loss by context length', x: { label: 'context, tokens', reading: '# tokens of context', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('context'), marks });
     }
     if (has('positions')) {
       const { node: card, body } = figure('Loss by position', 'Mean loss of the tokens at each distance from the start of the text.');
       both.append(card);
-      Latte.lineChart(body, { label: 'Loss by position', x: { label: 'position', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('positions', { dots: false }), marks });
+      Latte.lineChart(body, { label: 'Loss by position', x: { label: 'position', reading: 'position #', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('positions', { dots: false }), marks });
     }
   }
 
@@ -130,7 +130,7 @@
     const node = section('cost', 'Speed and memory by length', 'Linear-time attention costs the same for every token, however many came before; softmax attention pays for each of them.', 'Speed and memory');
     const both = el('div', { class: 'figures three' });
     node.append(both);
-    const x = { label: 'context, tokens', log: true, base: 2, format: 'length' };
+    const x = { label: 'context, tokens', reading: '# tokens of context', log: true, base: 2, format: 'length' };
     for (const [key, title, label, format, caption] of [
       ['read', 'Reading speed', 'tokens a second', 'rate', 'How fast a text of each length is read, one text at a time.'],
       ['decode', 'Writing speed', 'tokens a second', 'rate', 'How fast text is written, one token at a time, after that much context.'],
@@ -166,7 +166,7 @@
   let inspectors = null;
 
   if (withLatents.length) {
-    const node = section('latents', 'What the latents do', 'For every token t, p(l|t) says how its attention is shared out among the latents l. Time runs to the right over a piece of validation text; each row is a latent, and the top row, set apart, is the window. Bars show mean shares: the window’s of all attention, each latent’s beside the most used one. If a model used few of its latents, most rows would stay pale.', 'Latents');
+    const node = section('latents', 'What the latents do', 'For every token t, p(l|t) says how its attention is shared out among the latents l. Time runs to the right over a piece of text; each row is a latent, and the top row, set apart, is the window. Bars show mean shares: the window’s of all attention, each latent’s beside the most used one. If a model used few of its latents, most rows would stay pale.', 'Latents');
     const grid = el('div', { class: 'card whole' });
     const show = (run) => Latte.latentGrid(grid, run.inspection, run.latents, (layer, head, token) => {
       inspectors.show(run.name, { layer, head, token });
