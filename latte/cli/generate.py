@@ -22,8 +22,6 @@ a long document is read once and asked many times."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    # Hyphens as in most commands: --save-state is --save_state.
-    arguments = [part.replace("-", "_").replace("__", "--", 1) if part[:2] == "--" else part for part in arguments]
     return run(parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model"))
 
 
