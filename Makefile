@@ -1,11 +1,14 @@
-# make setup   .venv with the project and all it needs
-# make test    lint, types and tests (what .ci/run calls)
+# make setup     .venv with the project and all it needs
+# make test      lint, types and tests (what .ci/run calls)
+# make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
+# make mutants   seed bugs one at a time and see the tests catch each
+# make crash     kill training at random moments and damage checkpoints; resumed runs must be bitwise the same
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types pytest clean
+.PHONY: help setup test lint types pytest demo mutants crash clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -13,7 +16,7 @@ help:
 setup: $(STAMP)
 
 # torch comes first and alone: its exact pin picks the build that fits this machine before anything else asks for it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard latte/ops/native/*.cpp latte/ops/native/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -28,8 +31,19 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# One process per core: most tests are small and use one thread each.
 pytest: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
+
+demo: $(STAMP)
+	$(BIN)/latte compare --config demo-compare
+	$(BIN)/latte report runs/demo --out runs/demo/report.html
+
+mutants: $(STAMP)
+	$(BIN)/python scripts/mutants.py
+
+crash: $(STAMP)
+	$(BIN)/python scripts/crash_test.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -41,13 +41,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     module = importlib.import_module(f"latte.cli.{name}")
     try:
-        return module.main(arguments[1:]) or 0
+        return module.main([_underscored(argument) for argument in arguments[1:]]) or 0
     except KeyboardInterrupt:
         print("latte: stopped", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:  # what users get wrong; anything else is our bug and shows its traceback
         print(f"latte {name}: {error}", file=sys.stderr)
         return 1
+
+
+def _underscored(argument: str) -> str:
+    """``--save-state`` as ``--save_state``: both spellings of every option are understood."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_two_towers_compare_two_documents():
     torch.testing.assert_close(out.logits[:1], first, rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="no pair_input_ids were given"):
         model(one)
-    with pytest.raises(ValueError, match="^pair_input_ids were given"):
+    with pytest.raises(ValueError, match=r"^pair_input_ids were given"):
         classifier("latte")(one, pair_input_ids=other)
 
 
