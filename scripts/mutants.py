@@ -112,6 +112,13 @@ MUTANTS = [
         LATTE,
     ),
     Mutant(
+        "log-normalisers are summed in float32",
+        LOG_KEY,
+        "k_BNHCM = k_BNHCM.to(state.log_norm_BHM.dtype)",
+        "k_BNHCM = k_BNHCM.to(p_BNHCM.dtype)",
+        LATTE,
+    ),
+    Mutant(
         "bidirectional Latte applies the mask after the softmax",
         LOG_KEY,
         "k, v = torch.where(mask[..., None, None], k, EMPTY), torch.where(mask[..., None, None], v, 0.0)\n    # Sh",

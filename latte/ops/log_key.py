@@ -102,14 +102,14 @@ def causal_latte_reference(
     seen_BTS &= torch.ones(T, T, dtype=torch.bool, device=p.device).tril()
     # Column 0 is the state, which belongs to document 0.
     seen_BTS = torch.cat([(segment_BT == 0)[:, :, None], seen_BTS], dim=2)
-    logits_BSHM = torch.cat([state.log_norm_BHM.to(dtype)[:, None], k], dim=1)
+    logits_BSHM = torch.cat([state.log_norm_BHM[:, None], k.to(state.log_norm_BHM.dtype)], dim=1)
     logits_BTSHM = logits_BSHM[:, None].masked_fill(~seen_BTS[..., None, None], EMPTY)
     log_norm_BTHM = logits_BTSHM.logsumexp(dim=2)
-    weights_BTSHM = (logits_BTSHM - log_norm_BTHM[:, :, None]).exp() * seen_BTS[..., None, None]  # p(s|l,t)
+    weights_BTSHM = (logits_BTSHM - log_norm_BTHM[:, :, None]).exp().to(dtype) * seen_BTS[..., None, None]  # p(s|l,t)
     mean_BTHMV = torch.einsum("btshm,bshv->bthmv", weights_BTSHM[:, :, 1:], v)
     mean_BTHMV = mean_BTHMV + weights_BTSHM[:, :, 0, ..., None] * state.mean_BHMV[:, None]
     y_BTHV = torch.einsum("bthm,bthmv->bthv", p, mean_BTHMV)
-    after = LatteState(log_norm_BTHM[:, -1].to(state.log_norm_BHM.dtype), mean_BTHMV[:, -1])
+    after = LatteState(log_norm_BTHM[:, -1], mean_BTHMV[:, -1])
     return zero_padding(y_BTHV, mask).to(v_BTHV.dtype), after
 
 
@@ -164,26 +164,28 @@ def _block(
     p_BNHCM: Tensor, k_BNHCM: Tensor, v_BNHCV: Tensor, segment_BNC: Tensor, state: LatteState
 ) -> tuple[Tensor, LatteState]:
     segment_in_BN = segments_before(segment_BNC)
-    # Log-normalisers within each chunk, then of everything before it, then both together.
+    # Log-normalisers within each chunk, then of everything before it, then both together; as wide as the state's,
+    # because e to their differences would show what float32 rounds off large ones.
+    k_BNHCM = k_BNHCM.to(state.log_norm_BHM.dtype)
     local_BNHCM = _log_cumulative(k_BNHCM, segment_BNC[:, :, None])
-    ends_BNHM = local_BNHCM[..., -1, :].to(state.log_norm_BHM.dtype)
+    ends_BNHM = local_BNHCM[..., -1, :]
     upto_BNHM = _log_cumulative(
         torch.cat([state.log_norm_BHM[:, None], ends_BNHM], dim=1).transpose(1, 2),
         F.pad(segment_BNC[..., -1], (1, 0))[:, None],
     ).transpose(1, 2)
     before_BNHM, after_BNHM = upto_BNHM[:, :-1], upto_BNHM[:, 1:]
-    gate_in_BNHM = -before_BNHM.to(k_BNHCM.dtype)
+    gate_in_BNHM = -before_BNHM
     continues_BN1C1 = (segment_BNC == segment_in_BN[..., None])[:, :, None, :, None]
     log_norm_BNHCM = torch.where(
         continues_BN1C1, torch.logaddexp(local_BNHCM, -gate_in_BNHM[..., None, :]), local_BNHCM
     )
     chunks = Chunks(
         p_BNHCM,
-        (k_BNHCM - log_norm_BNHCM).exp(),
+        (k_BNHCM - log_norm_BNHCM).exp().to(p_BNHCM.dtype),
         v_BNHCV,
         -log_norm_BNHCM,
         gate_in_BNHM,
-        (before_BNHM - after_BNHM).to(k_BNHCM.dtype),
+        before_BNHM - after_BNHM,
         segment_BNC,
         segment_in_BN,
     )

@@ -104,3 +104,16 @@ def test_bidirectional_gradients():
 
         assert torch.autograd.gradcheck(function, (p, k, v), fast_mode=True)
         assert torch.autograd.gradcheck(lambda p, k, v: bidirectional_latte(p, k, v), (p, k, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("backend", ["reference", *CAUSAL["causal_latte"].backends])
+def test_large_logits_keep_their_digits_in_float32(backend):
+    """Keys around 1e4 that differ by a little: what float32 rounds off a log-normaliser of 1e4 is 1e-3 of a weight."""
+    g = generator(5)
+    p, k, v = normal(g, 2, 70, 2, 3).softmax(-1), 1e4 + normal(g, 2, 70, 2, 3), normal(g, 2, 70, 2, 4)
+    p, k, v = p.float(), k.float(), v.float()
+    y, state = causal_latte(p, k, v, backend=backend)
+    expected, after = causal_latte(p.double(), k.double(), v.double(), backend="reference")
+    assert_close(y, expected, 2e-6)
+    assert_close(state.mean_BHMV, after.mean_BHMV, 2e-6)
+    assert_close(state.log_norm_BHM, after.log_norm_BHM, 1e-9)
