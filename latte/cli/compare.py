@@ -31,7 +31,7 @@ def run(recipe: CompareRecipe) -> int:
     except Stopped as stopped:
         print(f"latte compare: {stopped}", file=sys.stderr)
         return 128 + stopped.signal_number
-    Console().print(rich_table(rows))
+    Console(width=None if sys.stdout.isatty() else 160).print(rich_table(rows))
     for path in write(rows, Path(recipe.out)):
         notes.print(f"wrote {path}", highlight=False)
     return 0

@@ -183,7 +183,8 @@ def _edges(context: int) -> np.ndarray:
     """1, 2, 3, 4, 6, 8, 11, ...: two bins for each doubling; the last edge is beyond the context."""
     steps = np.arange(0, 2 * math.log2(context + 1) + 2)
     edges = np.unique(np.round(2 ** (steps / 2)).astype(np.int64))
-    return np.append(edges[edges <= context], context + 1)
+    # A last bin of a position or two would be mostly noise: it joins the one before.
+    return np.append(edges[(edges * 1.25 <= context) | (edges == 1)], context + 1)
 
 
 def _positions(edges: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> list[AtPosition]:

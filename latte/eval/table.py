@@ -14,15 +14,15 @@ from latte.train.display import read_metrics
 
 COLUMNS = {
     "model": lambda row: row.name,
-    "parameters": lambda row: f"{row.parameters:,}",
-    "valid loss": lambda row: f"{row.valid_loss:.4f}",
-    "perplexity": lambda row: f"{row.perplexity:.2f}",
-    "bits/byte": lambda row: f"{row.bits_per_byte:.4f}",
-    "longest context": lambda row: f"{row.contexts[-1]['loss']:.4f} at {row.contexts[-1]['context']:,}",
-    "train tokens/s": lambda row: f"{row.train_tokens_per_second:,.0f}",
-    "peak memory": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f} MiB",
-    "decode tokens/s": lambda row: f"{row.decode_tokens_per_second:,.0f}",
-    "state": lambda row: f"{row.state_bytes / 1024:,.0f} KiB",
+    "params": lambda row: f"{row.parameters:,}",
+    "loss": lambda row: f"{row.valid_loss:.4f}",
+    "ppl": lambda row: f"{row.perplexity:.2f}",
+    "bpb": lambda row: f"{row.bits_per_byte:.4f}",
+    "loss at longest": lambda row: f"{row.contexts[-1]['loss']:.4f} at {row.contexts[-1]['context']:,}",
+    "train tok/s": lambda row: f"{row.train_tokens_per_second:,.0f}",
+    "peak MiB": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f}",
+    "decode tok/s": lambda row: f"{row.decode_tokens_per_second:,.0f}",
+    "state KiB": lambda row: f"{row.state_bytes / 1024:,.0f}",
 }
 
 
@@ -59,7 +59,9 @@ def plots(rows: list[Row], folder: Path) -> list[Path]:
         context.plot(
             [e["context"] for e in row.contexts], [e["loss"] for e in row.contexts], label=row.name, marker="o"
         )
-        position.plot([e["first"] for e in row.positions], [e["loss"] for e in row.positions], label=row.name)
+        position.plot(
+            [(e["first"] * e["last"]) ** 0.5 for e in row.positions], [e["loss"] for e in row.positions], label=row.name
+        )
     for axis, title, label in (
         (training, "validation loss while training", "step"),
         (context, "loss of the same tokens by context", "context (tokens)"),
