@@ -553,6 +553,19 @@ def check_weights_are_denied(case: Case) -> None:
 # 9. torch.compile.
 
 
+def check_autocast(case: Case) -> None:
+    """Under autocast products are narrow, recurrences are not: near the exact result, and states go on."""
+    mixer, x = case.build(torch.float32), inputs(0, 2, 23, torch.float32)
+    wanted, _ = mixer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, state = mixer(x)
+        assert_close(found.float(), wanted, 0.05, what="one pass")
+        if state is not None:
+            first, state = mixer(x[:, :11])
+            second, _ = mixer(x[:, 11:], state=state)
+            assert_close(torch.cat([first, second], dim=1).float(), wanted, 0.05, what="two parts")
+
+
 def check_compile(case: Case, compiler: str = "aot_eager") -> None:
     """fullgraph=True, with mask, documents and a carried state: outputs and final states as without it."""
     mixer = case.build(torch.float32)
@@ -607,6 +620,7 @@ BOTH: tuple[Callable[[Case], None], ...] = (
     check_gradients,
     check_large_logits_are_finite,
     check_bad_inputs_are_refused,
+    check_autocast,
     check_compile,
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,9 @@ def test_the_quick_start_runs_and_is_ten_lines(capsys):
 def example(monkeypatch):
     """The page's mixer, registered for this test alone."""
     monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
-    namespace = {"__name__": "adding_a_mechanism"}
+    module = types.ModuleType("adding_a_mechanism")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses look for their names
+    namespace = vars(module)
     for block in code_blocks("docs/adding_a_mechanism.md"):
         exec(compile(block, "docs/adding_a_mechanism.md", "exec"), namespace)
     return namespace

@@ -33,7 +33,7 @@ OPS = {
     "diagonal_scan": (ops.diagonal_scan, {"log_a": (B, T, 4), "b": (B, T, 4)}),
     "causal_conv": (ops.causal_conv, {"x": (B, T, 4), "weight": (4, 3), "bias": (4,)}),
 }
-WHOLE = {"bidirectional_latte", "document_attention"}
+WHOLE = ("bidirectional_latte", "document_attention")
 TENSORS = [(op, name) for op, (_, shapes) in OPS.items() for name in shapes]
 
 
