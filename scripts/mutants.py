@@ -325,7 +325,13 @@ MUTANTS = [
         "sqrt(1 - a) instead of sqrt(1 - a^2)", FEEDS, "-torch.expm1(2 * log_a_BTD)", "-torch.expm1(log_a_BTD)", MIXERS
     ),
     Mutant("the RG-LRU's gates are swapped", FEEDS, "recurrence, entry = torch", "entry, recurrence = torch", MIXERS),
-    Mutant("the RG-LRU's decay has another sign", FEEDS, "F.softplus(self.decay", "F.softplus(-self.decay", MIXERS),
+    Mutant(
+        "the RG-LRU's decay has another sign",
+        FEEDS,
+        "-GATE_POWER * F.softplus(self",
+        "-GATE_POWER * F.softplus(-self",
+        MIXERS,
+    ),
     Mutant(
         "the feed to the left cuts documents one token late",
         FEEDS,
@@ -336,9 +342,9 @@ MUTANTS = [
     # Mixers.
     Mutant(
         "rotation turns the other way",
-        "latte/mixers/rotary.py",
-        "[first * cos_BT1K - second * sin_BT1K, second * cos_BT1K + first * sin_BT1K]",
-        "[first * cos_BT1K + second * sin_BT1K, second * cos_BT1K - first * sin_BT1K]",
+        "latte/ops/pointwise.py",
+        "[first * cosine - second * sine, second * cosine + first * sine]",
+        "[first * cosine + second * sine, second * cosine - first * sine]",
         MIXERS,
     ),
     Mutant(

@@ -6,12 +6,16 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from latte.ops import native
+
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
 settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=12)
 # Where only whether a test fails matters (scripts/mutants.py), failures need not be made small.
 settings.register_profile("unshrunk", settings.get_profile("latte"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("latte")
 
+#: The paths that a test can be sent through: torch, and the native kernels where they were built.
+BACKENDS = ["torch", "native"] if native.available() else ["torch"]
 THREADS = torch.get_num_threads()
 
 
@@ -20,3 +24,10 @@ def threads(request: pytest.FixtureRequest) -> None:
     """One thread for the small tensors of most tests, which is many times faster than two; all for native kernels."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ
     torch.set_num_threads(THREADS if alone and "native" in request.path.parts else 1)
+
+
+@pytest.fixture(params=BACKENDS)
+def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test once for every path."""
+    monkeypatch.setenv("LATTE_BACKEND", request.param)
+    return request.param

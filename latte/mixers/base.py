@@ -177,6 +177,11 @@ class Mixer(nn.Module):
             raise ValueError(
                 f"mixer {self.name!r}: x has width {x_BTD.shape[2]}, expected hidden_size {self.config.hidden_size}"
             )
+        own = next(self.parameters())
+        if x_BTD.device != own.device:
+            raise ValueError(f"mixer {self.name!r}: x is on {x_BTD.device}, expected {own.device} as its weights")
+        if x_BTD.dtype != own.dtype and not torch.is_autocast_enabled(own.device.type):
+            raise ValueError(f"mixer {self.name!r}: x is {x_BTD.dtype}, expected {own.dtype} as its weights")
         axes.flags("mask", mask)
         axes.flags("reset", reset)
         if state is not None and self.config.bidirectional:

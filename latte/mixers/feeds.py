@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
-from latte.ops import ConvState, ScanState, causal_conv, diagonal_scan
+from latte.ops import ConvState, ScanState, causal_conv, diagonal_scan, native
+from latte.ops.backends import choose_backend
 from latte.ops.tokens import positions
 from latte.shapes import require_divides
 from latte.state import State, require_state, state
@@ -103,7 +104,13 @@ class RGLRU(Feed):
         before = require_state("RG-LRU", state, self.init_state(x_BTD))
         x = x_BTD.to(before.scan.h_BD.dtype)
         blocks = x.unflatten(-1, self.gate_bias.shape[1:])
-        gates = torch.einsum("bthi,ghij->gbthj", blocks, self.gate_weight.to(x.dtype))
+        gates = torch.einsum("bthi,ghij->gbthj", blocks, self.gate_weight.to(x.dtype)).to(x.dtype)
+        if choose_backend("rglru", None, x) == "native":
+            rate = (GATE_POWER * F.softplus(self.decay.to(x.dtype))).view(self.gate_bias.shape[1:])
+            h_BTHW, h_BD, count_B = native.rglru(
+                gates.to(x.dtype), blocks, self.gate_bias.to(x.dtype), rate, before.scan.h_BD, before.count_B, mask, reset
+            )
+            return h_BTHW.flatten(2).to(x_BTD.dtype), RGLRUState(ScanState(h_BD), count_B)
         recurrence, entry = torch.sigmoid(gates + self.gate_bias.to(x.dtype)[:, None, None]).flatten(-2)
         log_a_BTD = -GATE_POWER * F.softplus(self.decay.to(x.dtype)) * recurrence
         place_BT, count_B = positions(x, mask, reset, before.count_B)

@@ -59,7 +59,7 @@ class GLAMixer(Mixer):
         reset: Tensor | None,
     ) -> tuple[Tensor, State | None]:
         before = None if state is None else require_state("mixer 'gla'", state, self.init_state(x_BTD))
-        log_decay = F.logsigmoid(self.decay_proj(x_BTD)) / self.options.gate_temperature
+        log_decay = F.logsigmoid(self.decay_proj(x_BTD).to(x_BTD.dtype)) / self.options.gate_temperature
         q, k, v, g = (
             split_heads(y, self.config.num_heads)
             for y in (self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD), log_decay)

@@ -13,7 +13,8 @@ from latte.mixers.base import Mixer, MixerConfig, register
 from latte.mixers.feeds import Feed, build_feed
 from latte.mixers.layers import Linear, RMSNorm, repeat_heads, split_heads
 from latte.mixers.window import Window
-from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte
+from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte, native
+from latte.ops.backends import choose_backend
 from latte.ops.tokens import segment_ids
 from latte.shapes import require_divides
 from latte.state import State, require_state, state
@@ -83,6 +84,7 @@ class LatteMixer(Mixer):
         self.feed_norm = RMSNorm(config.hidden_size, config.norm_eps) if options.feed_norm else None
         self.latent_q_proj = Linear(config.hidden_size, H * self.slots)
         self.latent_k_proj = Linear(config.hidden_size, H * self.latents_per_head)
+        self._expected: tuple[tuple, LatteMixerState] | None = None
         self.window = None
         self.slot0_bias = None
         if options.window is not None:
@@ -123,7 +125,9 @@ class LatteMixer(Mixer):
         reset: Tensor | None,
     ) -> tuple[Tensor, State | None]:
         config = self.config
-        before = None if state is None else require_state("mixer 'latte'", state, self.init_state(x_BTD))
+        before = None if state is None else require_state("mixer 'latte'", state, self._expected_state(x_BTD))
+        if before is not None and values_BTGV is None and self._fused_step_serves(x_BTD):
+            return self._fused_step(x_BTD, before, mask, reset)
         v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
         v_BTHV = repeat_heads(v_BTGV, config.num_heads)
         fed_BTD, feed_state = self._fed(x_BTD, before and before.feed, mask, reset)
@@ -141,10 +145,45 @@ class LatteMixer(Mixer):
         window_state = None
         if self.window is not None:
             near_BTHV, window_state = self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
-            y_BTHV = p_BTHM[..., :1] * near_BTHV + y_BTHV
+            y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], near_BTHV)
         if latent_state is None:
             return y_BTHV, None
         return y_BTHV, LatteMixerState(feed_state, latent_state, window_state)
+
+    def _expected_state(self, x_BTD: Tensor) -> LatteMixerState:
+        """What a state for such an input must look like: sizes without memory, kept from call to call."""
+        if torch.compiler.is_compiling():
+            return self.init_state(x_BTD)
+        key = (x_BTD.shape[0], x_BTD.dtype, x_BTD.device)
+        if self._expected is None or self._expected[0] != key:
+            shapes = self.init_state(x_BTD).map(lambda tensor: tensor.new_empty(()).expand(tensor.shape))
+            self._expected = (key, shapes)
+        return self._expected[1]
+
+    def _fused_step_serves(self, x_BTD: Tensor) -> bool:
+        """Whether these inputs are one token each, to be read by the native kernel without gradients."""
+        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return False
+        return not torch.is_autocast_enabled("cpu") and choose_backend("macchiato_step", None, x_BTD) == "native"
+
+    def _fused_step(
+        self, x_B1D: Tensor, before: LatteMixerState, mask: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """What :meth:`mix` does, for one token, in one kernel between the projections."""
+        heads = self.config.num_heads
+        fed_B1D, feed_state = self._fed(x_B1D, before.feed, mask, reset)
+        y_BHV, log_norm_BHM, mean_BHMV, ring = native.macchiato_step(
+            split_heads(self.latent_q_proj(fed_B1D)[:, 0], heads),
+            split_heads(self.latent_k_proj(fed_B1D)[:, 0], heads),
+            self.values(x_B1D)[:, 0],
+            before.latents.log_norm_BHM,
+            before.latents.mean_BHMV,
+            None if self.window is None else self.window.near(x_B1D, before.window, self.slot0_bias),
+            None if mask is None else mask[:, 0],
+            None if reset is None else reset[:, 0],
+        )
+        window_state = None if ring is None else WindowState(*ring)
+        return y_BHV[:, None], LatteMixerState(feed_state, LatteState(log_norm_BHM, mean_BHMV), window_state)
 
     def _fed(
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None

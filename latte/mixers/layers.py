@@ -6,13 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latte.ops.pointwise import rms_norm
+
 
 class Linear(nn.Linear):
-    """A projection without bias; ``residual`` marks the last one before the residual stream, which starts smaller."""
+    """A projection without bias; ``residual`` marks the last one before the residual stream, which starts smaller.
+
+    Under autocast its product is narrow but its output is not: what follows in a mixer adds up over tokens.
+    """
 
     def __init__(self, inputs: int, outputs: int, residual: bool = False) -> None:
         super().__init__(inputs, outputs, bias=False)
         self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -24,9 +32,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from latte.ops.pointwise import rotate_pairs
+
 _TABLES: dict[tuple, tuple[Tensor, Tensor]] = {}
 
 
 def rotate(x_BTHK: Tensor, place_BT: Tensor, theta: float) -> Tensor:
     """Turn channel pairs (i, i + K/2) of each token by place / theta^(2i/K)."""
-    return _turn(x_BTHK, *_angles(place_BT, x_BTHK.shape[-1], theta, x_BTHK.dtype))
+    return rotate_pairs(x_BTHK, *_angles(place_BT, x_BTHK.shape[-1], theta, x_BTHK.dtype))
 
 
 def rotate_from_start(x_BTHK: Tensor, theta: float) -> Tensor:
@@ -23,7 +25,7 @@ def rotate_from_start(x_BTHK: Tensor, theta: float) -> Tensor:
     if table is None or table[0].shape[1] < T:
         table = _angles(torch.arange(max(T, 1024), device=device)[None], K, theta, x_BTHK.dtype)
         _TABLES[key] = table
-    return _turn(x_BTHK, table[0][:, :T], table[1][:, :T])
+    return rotate_pairs(x_BTHK, table[0][:, :T], table[1][:, :T])
 
 
 def _angles(place_BT: Tensor, width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -31,9 +33,4 @@ def _angles(place_BT: Tensor, width: int, theta: float, dtype: torch.dtype) -> t
     wide = torch.float32 if place_BT.device.type == "mps" else torch.float64
     exponent = torch.arange(0, width, 2, dtype=wide, device=place_BT.device) / width
     angle_BTK = place_BT[..., None].to(wide) * theta**-exponent
-    return angle_BTK.cos().to(dtype)[:, :, None], angle_BTK.sin().to(dtype)[:, :, None]
-
-
-def _turn(x_BTHK: Tensor, cos_BT1K: Tensor, sin_BT1K: Tensor) -> Tensor:
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.cat([first * cos_BT1K - second * sin_BT1K, second * cos_BT1K + first * sin_BT1K], dim=-1)
+    return angle_BTK.cos().to(dtype), angle_BTK.sin().to(dtype)

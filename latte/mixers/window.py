@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from latte.mixers.base import MixerConfig
 from latte.mixers.layers import Linear, split_heads
 from latte.mixers.rotary import rotate, rotate_from_start
-from latte.ops import WindowState, window_attention
+from latte.ops import WindowState, native, window_attention
 from latte.ops.tokens import positions
 from latte.shapes import require_divides
 from latte.state import State
@@ -38,6 +38,15 @@ class Window(nn.Module):
     def init_state(self, like_BTD: Tensor) -> WindowState:
         width = self.config.width
         return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
+
+    def near(self, x_B1D: Tensor, state: WindowState, slot_bias: Tensor | None) -> native.Near:
+        """One token's part in the fused step of a whole layer."""
+        q_BHK = split_heads(self.q_proj(x_B1D)[:, 0], self.config.num_heads)
+        k_BGK = split_heads(self.k_proj(x_B1D)[:, 0], self.config.kv_heads)
+        rings = (state.keys_BRGK, state.values_BRGV, state.sink_keys_BNGK, state.sink_values_BNGV, state.count_B)
+        return native.Near(
+            q_BHK, k_BGK, *rings, self.config.rope_theta if self.rope else None, self.softcap, slot_bias
+        )
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from latte.mixers import build
-from latte.mixers.layers import Linear, RMSNorm
+from latte.mixers.layers import RMSNorm
 from latte.models.config import LatteConfig
+from latte.ops.pointwise import swiglu
 from latte.state import State
 
 
@@ -28,14 +30,24 @@ class PlainMLP(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) . up(x)), without biases."""
 
+    #: Tokens worked on at a time where no gradient is wanted: the wide activations of a long row stay small.
+    TOKENS_AT_ONCE = 2048
+
     def __init__(self, config: LatteConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, residual=True)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.down_proj.residual = True  # type: ignore[assignment]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or x_BTD.dim() < 3
+        if whole or x_BTD.shape[1] <= self.TOKENS_AT_ONCE:
+            return self._apply_to(x_BTD)
+        return torch.cat([self._apply_to(part) for part in x_BTD.split(self.TOKENS_AT_ONCE, dim=1)], dim=1)
+
+    def _apply_to(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
 
 
 def build_norm(config: LatteConfig) -> nn.Module:

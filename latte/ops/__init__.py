@@ -4,6 +4,7 @@ Each op has a reference (the equation, slow and obvious), a chunked form for tra
 state in and gives one out, and knows padding (``mask``) and documents (``reset`` or ``segments``).
 """
 
+from latte.ops import native  # where its library was built, its kernels serve from here on
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.log_key import EMPTY, LatteState, bidirectional_latte, causal_latte
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
@@ -24,6 +25,7 @@ __all__ = [
     "decay_attention",
     "diagonal_scan",
     "document_attention",
+    "native",
     "softmax_attention",
     "window_attention",
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +33,23 @@ def choose_backend(op: str, backend: str | None, tensor: Tensor) -> str:
     if wanted in ("reference", "torch"):
         return wanted
     return "native" if fits else "torch"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def exact(op: F) -> F:
+    """Decorator of ops: no autocast inside. A recurrence adds up what narrow products round off, token after token."""
+
+    @functools.wraps(op)
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        kind = x.device.type
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+            return op(x, *args, **kwargs)
+        with torch.autocast(kind, enabled=False):
+            return op(x, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype, wide_dtype
+from latte.ops.backends import choose_backend, compute_dtype, exact, wide_dtype
 from latte.ops.gated import (
     BLOCK,
     Chunks,
@@ -40,6 +40,7 @@ class DecayState(State):
         return cls(torch.zeros(shape, dtype=compute_dtype(like_BT), device=like_BT.device))
 
 
+@exact
 def decay_attention(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -86,6 +87,7 @@ def decay_attention(
     return run(q_BTHK, k_BTHK, v_BTHV, log_decay, before, mask, reset)
 
 
+@exact
 def document_attention(
     q_BTHK: Tensor,
     k_BTHK: Tensor,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype, wide_dtype
+from latte.ops.backends import choose_backend, compute_dtype, exact, wide_dtype
 from latte.ops.decay import document_attention
 from latte.ops.gated import (
     BLOCK,
@@ -51,6 +51,7 @@ class LatteState(State):
         )
 
 
+@exact
 def causal_latte(
     p_BTHM: Tensor,
     k_BTHM: Tensor,
@@ -205,6 +206,7 @@ def _log_cumulative(k_CM: Tensor, segment_C: Tensor) -> Tensor:
     return k_CM
 
 
+@exact
 def bidirectional_latte(
     p_BTHM: Tensor,
     k_BTHM: Tensor,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype
+from latte.ops.backends import choose_backend, compute_dtype, exact
 from latte.ops.gated import UNSEEN, pad_tokens
 from latte.ops.tokens import compact, positions, segment_ids, take_tokens, zero_padding
 from latte.shapes import Axes
@@ -27,6 +27,7 @@ class ScanState(State):
         return cls(torch.zeros(like_BT.shape[0], width, dtype=compute_dtype(like_BT), device=like_BT.device))
 
 
+@exact
 def diagonal_scan(
     log_a_BTD: Tensor,
     b_BTD: Tensor,
@@ -137,6 +138,7 @@ class ConvState(State):
         return cls(like_BT.new_zeros(like_BT.shape[0], size - 1, width))
 
 
+@exact
 def causal_conv(
     x_BTD: Tensor,
     weight_DK: Tensor,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype
+from latte.ops.backends import choose_backend, compute_dtype, exact
 from latte.ops.gated import UNSEEN, pad_tokens
 from latte.ops.tokens import compact, positions, segment_ids, take_tokens, zero_padding
 from latte.shapes import Axes, require_divides
@@ -49,6 +49,7 @@ class WindowState(State):
         )
 
 
+@exact
 def window_attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -96,11 +97,17 @@ def window_attention(
         if reset is not None:
             raise ValueError(f"{op}: both segments and reset were given, expected at most one of them")
         reset = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
-    before = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
-    before = require_state(op, state, before)
     scale = q_BTHK.shape[-1] ** -0.5 if scale is None else scale
     sink_query = q_BTHK if sink_query is None else sink_query
     chosen = choose_backend(op, backend, q_BTHK)
+    if chosen == "native" and state is None and mask is None and reset is None and not sinks:
+        # Whole rows from their start, as in training: nothing to look back to, to move or to tell apart.
+        from latte.ops import native
+
+        y, _ = native.window_attention(q_BTHK, k_BTGK, v_BTGV, None, None, left, right, scale, softcap)
+        return y, None if right else first_window_state(k_BTGK, v_BTGV, left)
+    before = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
+    before = require_state(op, state, before)
     if chosen == "reference":
         y = window_attention_reference(
             q_BTHK, k_BTGK, v_BTGV, sink_query, before, left, right, scale, softcap, mask, reset
@@ -189,6 +196,17 @@ def window_attention_step(
     v_BGSV = torch.cat(values, dim=1).to(dtype).transpose(1, 2)
     y_B1HV = (weights_BHS @ v_BGSV).flatten(1, 2)[:, None]
     return zero_padding(y_B1HV, mask).to(v_B1GV.dtype), window_state(k_B1GK, v_B1GV, state, mask, reset)
+
+
+def first_window_state(k_BTGK: Tensor, v_BTGV: Tensor, left: int) -> WindowState:
+    """The state after whole rows of one document each, without sinks: the last tokens, each in its slot."""
+    B, T = k_BTGK.shape[:2]
+    count_B = torch.full((B,), T, dtype=torch.long, device=k_BTGK.device)
+    if left >= T:
+        k_BRGK, v_BRGV = (pad_tokens(x, left - T) for x in (k_BTGK, v_BTGV))
+    else:
+        k_BRGK, v_BRGV = (x[:, T - left :].roll(T % max(left, 1), dims=1) for x in (k_BTGK, v_BTGV))
+    return WindowState(k_BRGK, v_BRGV, k_BTGK[:, :0], v_BTGV[:, :0], count_B)
 
 
 def window_state(

@@ -11,6 +11,7 @@ PAIRS = [(case, check) for case in cases() for check in checks(case)]
 @pytest.mark.parametrize(
     ("case", "check"), PAIRS, ids=[f"{case}-{check.__name__.removeprefix('check_')}" for case, check in PAIRS]
 )
+@pytest.mark.usefixtures("each_backend")
 def test_contract(case, check):
     check(case)
 
@@ -21,6 +22,7 @@ def test_compiled_to_machine_code(case):
 
 
 @pytest.mark.parametrize("case", [Case("latte", (("feed", "rglru"), ("window", 3))), Case("gla", ())], ids=str)
+@pytest.mark.usefixtures("each_backend")
 def test_compiled_gradients(case):
     check_compiled_gradients(case)
 

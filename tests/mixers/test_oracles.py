@@ -17,6 +17,8 @@ from latte.mixers.feeds import RGLRU, ConvFeed
 from latte.mixers.rotary import rotate, rotate_from_start
 from tests.ops.helpers import assert_close, generator, normal
 
+#: Each mixer through every path that can serve it.
+pytestmark = pytest.mark.usefixtures("each_backend")
 D, H, WIDTH = 8, 4, 2
 
 

@@ -6,20 +6,30 @@ RuntimeError. Importing this package tells `latte.ops` which ops have a kernel.
 
 from latte.ops.backends import NATIVE_OPS
 from latte.ops.native.decay import decay_attention
+from latte.ops.native.decode import Near, macchiato_step
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
+from latte.ops.native.pointwise import rms_norm, rotate, swiglu
+from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
 from latte.ops.native.window import window_attention
 
 __all__ = [
     "EMPTY",
+    "Near",
     "available",
     "causal_latte",
     "decay_attention",
     "describe",
     "diagonal_scan",
+    "macchiato_step",
+    "rglru",
+    "rms_norm",
+    "rotate",
+    "swiglu",
     "window_attention",
 ]
 
 if available():
-    NATIVE_OPS.update(("causal_latte", "decay_attention", "diagonal_scan", "window_attention"))
+    NATIVE_OPS.update(("causal_latte", "decay_attention", "diagonal_scan", "rglru", "window_attention"))
+    NATIVE_OPS.update(("macchiato_step", "rms_norm", "rotate", "swiglu"))

@@ -83,4 +83,84 @@ struct DecayBackward {
     const uint8_t *mask, *reset;
 };
 
+// H blocks of W channels. Biases and rates are contiguous; `bias` is (2, H, W): recurrence gate, input gate.
+struct RglruForward {
+    int64_t is_double, threads, B, T, H, W;
+    View ga, gx, x, y;
+    const void *bias, *rate, *h0;  // (2, H, W), (H, W), (B, H, W)
+    void* h1;
+    const int64_t* count0;  // (B) tokens of the document that the state has read: its first is not scaled down
+    int64_t* count1;
+    const uint8_t *mask, *reset;
+};
+
+struct RglruBackward {
+    int64_t is_double, threads, B, T, H, W;
+    View ga, gx, x, dy, dga, dgx, dx;
+    const void *bias, *rate, *h0, *dh1;
+    void *dbias, *drate, *dh0;  // (B, 2, H, W), (B, H, W), (B, H, W)
+    const int64_t* count0;
+    const uint8_t *mask, *reset;
+};
+
+// `cosine` and `sine` are (B or 1, T, K / 2): table_b is the stride of rows, 0 where they share one.
+struct Rotate {
+    int64_t is_double, threads, B, T, H, K, inverse, table_b;
+    View x, y;
+    const void *cosine, *sine;
+};
+
+struct SwigluForward {
+    int64_t is_double, threads, n;
+    const void *gate, *up;
+    void* y;
+};
+
+struct SwigluBackward {
+    int64_t is_double, threads, n;
+    const void *gate, *up, *dy;
+    void *dgate, *dup;
+};
+
+struct NormForward {
+    int64_t is_double, threads, N, D;
+    double eps;
+    const void *x, *weight;
+    void* y;
+};
+
+struct NormBackward {
+    int64_t is_double, threads, N, D;
+    double eps;
+    const void *x, *weight, *dy;
+    void *dx, *dweight;
+};
+
+// One token a row. Rows of inputs may be strided (their strides follow them), all else is contiguous.
+struct Decode {
+    int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R slots of the ring, N sinks
+    int64_t windowed, rope;
+    double scale, softcap;
+    const void* slots;  // (B, H, M + 1) logits, without the + 1 if there is no window
+    int64_t slotsb;
+    const void* k_latent;  // (B, H, M) logits
+    int64_t klb;
+    const void* v;  // (B, G, V)
+    int64_t vb;
+    const void* q;  // (B, H, K), not yet rotated
+    int64_t qb;
+    const void* k;  // (B, G, K)
+    int64_t kb;
+    const void* bias;    // (H) added to slot 0, or null
+    const void* speeds;  // (K / 2) float64: radians a token
+    void* y;             // (B, H, V)
+    const double* log_norm0;
+    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;
+    const int64_t* count0;
+    double* log_norm1;
+    void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
+    int64_t* count1;
+    const uint8_t *mask, *reset;  // (B) or null
+};
+
 }  // namespace latte

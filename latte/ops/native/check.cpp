@@ -18,6 +18,13 @@ DECLARE(scan_forward, ScanForward)
 DECLARE(scan_backward, ScanBackward)
 DECLARE(decay_forward, DecayForward)
 DECLARE(decay_backward, DecayBackward)
+DECLARE(rglru_forward, RglruForward)
+DECLARE(rglru_backward, RglruBackward)
+DECLARE(rotate, Rotate)
+DECLARE(swiglu_forward, SwigluForward)
+DECLARE(swiglu_backward, SwigluBackward)
+DECLARE(norm_forward, NormForward)
+DECLARE(norm_backward, NormBackward)
 
 namespace {
 
@@ -152,6 +159,36 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                                   p.out(B, Tn, 1, D), h, p.random(B * D, -1, 1), p.output(B * D), mask, reset};
                             scan_backward(&g);
                         });
+                    both<T>("rglru", [&](Pool<T>& p, int64_t threads) {
+                        const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                        auto ga = p.in(B, Tn, H, width, extra), gx = p.in(B, Tn, H, width, extra), x = p.in(B, Tn, H, width, extra);
+                        const T *bias = p.random(2 * H * width, -1, 1), *rate = p.random(H * width, 0, 1), *h = p.random(B * H * width, -1, 1);
+                        const int64_t* count = p.template random<int64_t>(B, 0, 3);
+                        latte::RglruForward f{d, threads, B, Tn, H, width, ga, gx, x, p.out(B, Tn, H, width), bias, rate, h,
+                                              p.output(B * H * width), count, p.template output<int64_t>(B), mask, reset};
+                        rglru_forward(&f);
+                        latte::RglruBackward g{d, threads, B, Tn, H, width, ga, gx, x, p.in(B, Tn, H, width, extra),
+                                               p.out(B, Tn, H, width), p.out(B, Tn, H, width), p.out(B, Tn, H, width), bias, rate, h,
+                                               p.random(B * H * width, -1, 1), p.output(B * 2 * H * width), p.output(B * H * width),
+                                               p.output(B * H * width), count, mask, reset};
+                        rglru_backward(&g);
+                    });
+                    both<T>("pointwise", [&](Pool<T>& p, int64_t threads) {
+                        const int64_t K = 2 * width, n = B * Tn * H * width;
+                        auto x = p.in(B, Tn, H, K, extra);
+                        latte::Rotate r{d, threads, B, Tn, H, K, extra, extra ? Tn * width : 0, x, p.out(B, Tn, H, K),
+                                        p.random(B * Tn * width, -1, 1), p.random(B * Tn * width, -1, 1)};
+                        rotate(&r);
+                        const T *a = p.random(n, -2, 2), *b = p.random(n, -2, 2), *dy = p.random(n, -2, 2), *w = p.random(H * width, -1, 1);
+                        latte::SwigluForward f{d, threads, n, a, b, p.output(n)};
+                        swiglu_forward(&f);
+                        latte::SwigluBackward g{d, threads, n, a, b, dy, p.output(n), p.output(n)};
+                        swiglu_backward(&g);
+                        latte::NormForward nf{d, threads, B * Tn, H * width, 1e-6, a, w, p.output(n)};
+                        norm_forward(&nf);
+                        latte::NormBackward nb{d, threads, B * Tn, H * width, 1e-6, a, w, dy, p.output(n), p.output(H * width)};
+                        norm_backward(&nb);
+                    });
                     for (int64_t left : {0, 7, 40})
                         both<T>("window", [&](Pool<T>& p, int64_t threads) {
                             const int64_t S = Tn + (extra ? 9 : 0), G = 1, right = extra ? 5 : 0, D = width;

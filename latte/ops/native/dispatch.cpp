@@ -12,7 +12,15 @@
     X(scan_forward, ScanForward) \
     X(scan_backward, ScanBackward) \
     X(decay_forward, DecayForward) \
-    X(decay_backward, DecayBackward)
+    X(decay_backward, DecayBackward) \
+    X(rglru_forward, RglruForward) \
+    X(rglru_backward, RglruBackward) \
+    X(rotate, Rotate) \
+    X(swiglu_forward, SwigluForward) \
+    X(swiglu_backward, SwigluBackward) \
+    X(norm_forward, NormForward) \
+    X(norm_backward, NormBackward) \
+    X(decode, Decode)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
 #define LATTE_FIELD(name, type) void (*name)(const type*);
@@ -78,7 +86,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 1; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 3; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
 extern "C" __attribute__((visibility("default"))) int latte_openmp() {
 #ifdef _OPENMP

@@ -80,6 +80,13 @@ LATTE_INLINE void large_pages(void* data, int64_t bytes) {
 #endif
 }
 
+// A sum over many tokens: in single precision only for kFold of them at a time.
+constexpr int64_t kFold = 256;
+template <class T>
+void fold(double* total, T* sum, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) total[i] += double(sum[i]), sum[i] = 0;
+}
+
 // Waking threads costs some ten microseconds: not worth it for less than this many multiply-adds.
 #ifndef LATTE_MIN_WORK
 #define LATTE_MIN_WORK 2e5

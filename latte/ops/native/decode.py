@@ -1,0 +1,95 @@
+"""One token of a Macchiato layer between its projections, on the CPU: a function without gradients.
+
+B batch, H heads, G key-value heads, M latents a head, K and V widths, R slots of the window's ring, N sinks.
+"""
+
+import functools
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from latte.ops.native import library
+
+
+class Near(NamedTuple):
+    """The window's part: unrotated queries (B, H, K) and keys (B, G, K), and its state."""
+
+    q: Tensor
+    k: Tensor
+    ring_keys: Tensor  # (B, R, G, K)
+    ring_values: Tensor  # (B, R, G, V)
+    sink_keys: Tensor  # (B, N, G, K)
+    sink_values: Tensor  # (B, N, G, V)
+    count: Tensor  # (B) tokens of the document so far
+    theta: float | None  # of the rotary encoding; None: none
+    softcap: float | None = None
+    slot_bias: Tensor | None = None  # (H) added to slot 0
+
+
+def macchiato_step(
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_norm: Tensor,
+    mean: Tensor,
+    near: Near | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...] | None]:
+    """y = p_0 window(q) + sum_l p_l mean_l with p = softmax(slots), after the token (k, v) has been read.
+
+    slots: (B, H, M) logits, (B, H, M + 1) with a window, slot 0 first; k: (B, H, M) logits; v: (B, G, V); log_norm and
+    mean: the latents' state; mask and reset: (B) bool or None. Returns y (B, H, V), the new log_norm and mean, and with
+    a window its new ring keys, ring values, sink keys, sink values and count. What is given stays as it is.
+    The caller has checked shapes and dtypes: at one token that would cost more than the work.
+    """
+    B, H, M, V = mean.shape
+    G = v.shape[1]
+    slots, k, v = _row(slots), _row(k), _row(v)
+    log_norm, mean = log_norm.contiguous(), mean.contiguous()
+    mask, reset = (None if x is None else x.contiguous() for x in (mask, reset))
+    y, log_norm1, mean1 = v.new_empty((B, H, V)), torch.empty_like(log_norm), torch.empty_like(mean)
+    inputs: list[int] = [slots.data_ptr(), slots.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)]
+    if near is None:
+        K, R, N, rope, scale, softcap = 1, 0, 0, 0, 1.0, 0.0
+        inputs += (0,) * 6
+        old = new = (0,) * 5
+        after = None
+    else:
+        K, R, N = near.q.shape[-1], near.ring_keys.shape[1], near.sink_keys.shape[1]
+        rope, scale, softcap = int(near.theta is not None), K**-0.5, near.softcap or 0.0
+        q, key = _row(near.q), _row(near.k)
+        speeds = None if near.theta is None else _speeds(K, near.theta)
+        inputs += [q.data_ptr(), q.stride(0), key.data_ptr(), key.stride(0)]
+        inputs += [library.pointer(near.slot_bias), library.pointer(speeds)]
+        before = [x.contiguous() for x in near[2:7]]
+        after = tuple(torch.empty_like(x) for x in before)
+        old, new = (tuple(x.data_ptr() for x in tensors) for tensors in (before, after))
+    library.kernel("decode")(
+        (
+            *library.header(mean),
+            *(B, H, G, M, K, V, R, N),
+            int(near is not None),
+            rope,
+            *struct.unpack("qq", struct.pack("dd", scale, softcap)),
+            *inputs,
+            y.data_ptr(),
+            *(log_norm.data_ptr(), mean.data_ptr(), *old),
+            *(log_norm1.data_ptr(), mean1.data_ptr(), *new),
+            *(library.pointer(mask), library.pointer(reset)),
+        )
+    )
+    return y, log_norm1, mean1, after
+
+
+def _row(x: Tensor) -> Tensor:
+    """x, or a copy in which each row of the batch is contiguous."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+@functools.cache
+def _speeds(width: int, theta: float) -> Tensor:
+    """Radians a token for each pair of channels."""
+    return theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)

@@ -1,0 +1,109 @@
+"""The fused step of a layer against the same layer in torch, token by token."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latte.mixers import MixerConfig, build
+from latte.mixers.latte import LatteMixer
+from tests.ops.native.support import needs_library, relative
+
+pytestmark = needs_library
+
+LAYERS = [
+    {},
+    {"feed": "conv"},
+    {"feed": "rglru", "window": 3},
+    {"feed": "rglru", "window": 1, "slot0_bias": 1.5, "feed_norm": True},
+    {"window": 0},
+    {"window": 5, "rope": False, "softcap": 2.0},
+    {"window": 2, "sinks": 3},
+    {"feed": "rglru", "window": 4, "sinks": 1, "softcap": 4.0},
+]
+
+
+def layer(options: dict, heads: int, kv_heads: int, width: int, latents: int, dtype: torch.dtype) -> LatteMixer:
+    torch.manual_seed(0)
+    config = MixerConfig(
+        hidden_size=heads * width,
+        num_heads=heads,
+        num_key_value_heads=kv_heads,
+        options={**options, "num_latents": heads * latents},
+    )
+    return build("latte", config).to(dtype).requires_grad_(False)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    options=st.sampled_from(LAYERS),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 1)]),
+    width=st.sampled_from([2, 6, 8, 34]),
+    latents=st.sampled_from([1, 3, 8, 17]),
+    flags=st.booleans(),
+)
+def test_every_step_is_that_of_torch(options, heads, width, latents, flags):
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
+        mixer = layer(options, *heads, width, latents, dtype)
+        random = torch.Generator().manual_seed(width)
+        x = 2 * torch.randn(3, 12, heads[0] * width, generator=random).to(dtype)
+        state = expected_state = mixer.init_state(x)
+        with pytest.MonkeyPatch.context() as patch:
+            for t in range(12):
+                mask = torch.rand(3, 1, generator=random) < 0.8 if flags else None
+                reset = torch.rand(3, 1, generator=random) < 0.2 if flags else None
+                patch.setenv("LATTE_BACKEND", "native")
+                with torch.no_grad():
+                    y, state = mixer(x[:, t : t + 1], state=state, mask=mask, reset=reset)
+                patch.setenv("LATTE_BACKEND", "torch")
+                expected, expected_state = mixer(x[:, t : t + 1], state=expected_state, mask=mask, reset=reset)
+                assert relative(y, expected) < tolerance
+                for (name, got), (_, wanted) in zip(state.tensors(), expected_state.tensors(), strict=True):
+                    assert got.dtype == wanted.dtype
+                    if name == "window.keys_BRGK" or name == "window.values_BRGV":
+                        continue  # slots not in use may hold anything; the outputs show the others
+                    assert relative(got, wanted) < tolerance, (t, name)
+
+
+def test_the_state_that_was_given_stays_as_it_was():
+    mixer = layer({"feed": "rglru", "window": 4, "sinks": 2}, 4, 2, 8, 4, torch.float32)
+    x = torch.randn(2, 9, 32)
+    with torch.no_grad():
+        _, state = mixer(x[:, :8])
+        kept = state.fork()
+        first, after = mixer(x[:, 8:], state=state)
+        second, again = mixer(x[:, 8:], state=state)
+    assert torch.equal(first, second)
+    for (name, a), (_, b) in zip(state.tensors(), kept.tensors(), strict=True):
+        assert torch.equal(a, b), name
+    for (name, a), (_, b) in zip(after.tensors(), again.tensors(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.numel() == 0 or a.data_ptr() != dict(state.tensors())[name].data_ptr(), name
+
+
+def test_it_serves_one_token_without_gradients_only(monkeypatch):
+    mixer = layer({"window": 4}, 2, 2, 4, 4, torch.float32)
+    calls = []
+    monkeypatch.setattr(mixer, "_fused_step", lambda *given: calls.append(1) or (torch.zeros(1, 1, 2, 4), None))
+    x, state = torch.randn(1, 2, 8), mixer.init_state(torch.randn(1, 1, 8))
+    mixer(x[:, :1], state=state)  # gradients are enabled
+    with torch.no_grad():
+        mixer(x, state=state)  # two tokens
+        monkeypatch.setenv("LATTE_BACKEND", "torch")
+        mixer(x[:, :1], state=state)
+        assert not calls
+        monkeypatch.delenv("LATTE_BACKEND")
+        mixer(x[:, :1], state=state)
+    assert calls == [1]
+
+
+def test_extreme_logits_stay_finite():
+    mixer = layer({"feed": "rglru", "window": 3}, 2, 2, 8, 4, torch.float32)
+    with torch.no_grad():
+        for weight in mixer.parameters():
+            weight.mul_(1e3)
+        state = mixer.init_state(torch.zeros(1, 1, 16))
+        for _ in range(20):
+            y, state = mixer(1e2 * torch.randn(1, 1, 16), state=state)
+            assert torch.isfinite(y).all()
+            assert all(torch.isfinite(tensor).all() for _, tensor in state.tensors())
