@@ -3,7 +3,9 @@
 import pytest
 
 from latte.mixers import mixer_class, names
-from tests.contract.checks import Case, cases, check_compile, check_compiled_gradients, checks
+from tests.contract.cases import Case, cases
+from tests.contract.checks import checks
+from tests.contract.looking import check_compile, check_compiled_gradients
 
 PAIRS = [(case, check) for case in cases() for check in checks(case)]
 
