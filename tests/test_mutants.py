@@ -1,16 +1,13 @@
 """The mutants of scripts/mutants.py still apply; running them is `python scripts/mutants.py`."""
 
-import importlib.util
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "mutants.py"
-spec = importlib.util.spec_from_file_location("mutants", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-mutants = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(mutants)
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+mutants = importlib.import_module("mutants")
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.what)
