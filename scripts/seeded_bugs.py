@@ -1,4 +1,4 @@
-"""The bugs that scripts/mutants.py seeds, one at a time: what, where, the text before and after, and who should notice."""
+"""The bugs that scripts/mutants.py seeds, one at a time: what, where, the text before and after, and who notices."""
 
 from __future__ import annotations
 
