@@ -3,7 +3,7 @@
 Importing this registers the models with transformers' Auto classes.
 """
 
-from latte import _environment, mixers, ops
+from latte import _environment, mixers, ops  # noqa: F401  (the first sets what torch reads when it starts)
 from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
 from latte.state import State
 

@@ -2,6 +2,6 @@
 
 import os
 
-# Large tensors in large pages. A fresh output of 32 MB is otherwise 8192 pages of 4 kB, each zeroed by the system when it
-# is first touched, which takes longer than computing it. Whoever has set this keeps their setting.
+# Large tensors in large pages. A fresh output of 32 MB is otherwise 8192 pages of 4 kB, each zeroed by the system when
+# it is first touched, which takes longer than computing it. Whoever has set this keeps their setting.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

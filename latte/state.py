@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -29,6 +29,9 @@ S = TypeVar("S", bound="State")
 
 class State:
     """Base of all states; subclasses are declared with :func:`state`."""
+
+    #: The fields' names, kept because decoding asks for them at every step, for every state of every layer.
+    _names: ClassVar[tuple[str, ...]]
 
     def tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its dotted path, in a fixed order."""
@@ -109,7 +112,7 @@ def state(cls: type[S]) -> type[S]:
     """Class decorator: a frozen dataclass, known by name for loading and to torch as a pytree."""
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     _KINDS[cls.__name__] = cls
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
     pytree.register_pytree_node(
         cls,
         lambda value: ([getattr(value, name) for name in names], None),
@@ -144,7 +147,7 @@ def require_state(op: str, state: State | None, like: S, name: str = "state") ->
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return [(name, getattr(value, name)) for name in value._names]
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:

@@ -31,6 +31,14 @@ class Feed(nn.Module):
     ) -> tuple[Tensor, State | None]:
         return x_BTD, None
 
+    def fused_step(
+        self, x_BD: Tensor, state: State | None, mask_B: Tensor | None, reset_B: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        """One token without gradients, of a state that was checked; in one kernel where there is one."""
+        flags = (None if flag is None else flag[:, None] for flag in (mask_B, reset_B))
+        y_B1D, after = self(x_BD[:, None], state, *flags)
+        return y_B1D[:, 0], after
+
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
 
@@ -108,7 +116,14 @@ class RGLRU(Feed):
         if choose_backend("rglru", None, x) == "native":
             rate = (GATE_POWER * F.softplus(self.decay.to(x.dtype))).view(self.gate_bias.shape[1:])
             h_BTHW, h_BD, count_B = native.rglru(
-                gates.to(x.dtype), blocks, self.gate_bias.to(x.dtype), rate, before.scan.h_BD, before.count_B, mask, reset
+                gates.to(x.dtype),
+                blocks,
+                self.gate_bias.to(x.dtype),
+                rate,
+                before.scan.h_BD,
+                before.count_B,
+                mask,
+                reset,
             )
             return h_BTHW.flatten(2).to(x_BTD.dtype), RGLRUState(ScanState(h_BD), count_B)
         recurrence, entry = torch.sigmoid(gates + self.gate_bias.to(x.dtype)[:, None, None]).flatten(-2)
@@ -119,6 +134,16 @@ class RGLRU(Feed):
         scale_BTD = torch.where((place_BT == 0)[..., None], torch.ones_like(scale_BTD), scale_BTD)
         h_BTD, scan = diagonal_scan(log_a_BTD, scale_BTD * entry * x, state=before.scan, mask=mask, reset=reset)
         return h_BTD.to(x_BTD.dtype), RGLRUState(scan, count_B)
+
+    def fused_step(
+        self, x_BD: Tensor, state: State | None, mask_B: Tensor | None, reset_B: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        assert isinstance(state, RGLRUState)
+        weights = (self.gate_weight, self.gate_bias, self.decay)
+        y_BD, h_BD, count_B = native.rglru_step(
+            x_BD, *weights, GATE_POWER, state.scan.h_BD, state.count_B, mask_B, reset_B
+        )
+        return y_BD, RGLRUState(ScanState(h_BD), count_B)
 
     def init_state(self, like_BTD: Tensor) -> RGLRUState:
         count_B = torch.zeros(like_BTD.shape[0], dtype=torch.long, device=like_BTD.device)

@@ -11,7 +11,7 @@ from transformers import initialization as init
 
 from latte.mixers.base import Mixer, MixerConfig, register
 from latte.mixers.feeds import Feed, build_feed
-from latte.mixers.layers import Linear, RMSNorm, repeat_heads, split_heads
+from latte.mixers.layers import Linear, RMSNorm, project_together, repeat_heads, split_heads
 from latte.mixers.window import Window
 from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte, native
 from latte.ops.backends import choose_backend
@@ -170,17 +170,26 @@ class LatteMixer(Mixer):
         self, x_B1D: Tensor, before: LatteMixerState, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State]:
         """What :meth:`mix` does, for one token, in one kernel between the projections."""
-        heads = self.config.num_heads
-        fed_B1D, feed_state = self._fed(x_B1D, before.feed, mask, reset)
+        heads, x_BD, window = self.config.num_heads, x_B1D[:, 0], self.window
+        mask_B, reset_B = (None if flags is None else flags[:, 0] for flags in (mask, reset))
+        fed_BD, feed_state = self.feed.fused_step(x_BD, before.feed, mask_B, reset_B)
+        fed_BD = fed_BD if self.feed_norm is None else self.feed_norm(fed_BD)
+        slots_BD, k_BD = project_together(fed_BD, self.latent_q_proj, self.latent_k_proj)
+        near = None
+        if window is None or before.window is None:
+            (v_BD,) = project_together(x_BD, self.v_proj)
+        else:
+            v_BD, near_q_BD, near_k_BD = project_together(x_BD, self.v_proj, window.q_proj, window.k_proj)
+            near = window.near(near_q_BD, near_k_BD, before.window, self.slot0_bias)
         y_BHV, log_norm_BHM, mean_BHMV, ring = native.macchiato_step(
-            split_heads(self.latent_q_proj(fed_B1D)[:, 0], heads),
-            split_heads(self.latent_k_proj(fed_B1D)[:, 0], heads),
-            self.values(x_B1D)[:, 0],
+            split_heads(slots_BD, heads),
+            split_heads(k_BD, heads),
+            split_heads(v_BD, self.config.kv_heads),
             before.latents.log_norm_BHM,
             before.latents.mean_BHMV,
-            None if self.window is None else self.window.near(x_B1D, before.window, self.slot0_bias),
-            None if mask is None else mask[:, 0],
-            None if reset is None else reset[:, 0],
+            near,
+            mask_B,
+            reset_B,
         )
         window_state = None if ring is None else WindowState(*ring)
         return y_BHV[:, None], LatteMixerState(feed_state, LatteState(log_norm_BHM, mean_BHMV), window_state)

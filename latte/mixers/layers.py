@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latte.ops import native
+from latte.ops.backends import choose_backend
 from latte.ops.pointwise import rms_norm
 
 
@@ -36,6 +38,14 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def project_together(x_BD: Tensor, *projections: Linear) -> list[Tensor]:
+    """Several projections of the same few rows, without gradients: one pass over all their weights where it can be."""
+    plain = all(type(layer) is Linear and not layer._forward_hooks for layer in projections)  # not wrapped or watched
+    if plain and x_BD.shape[0] <= native.FEW_ROWS and choose_backend("products", None, x_BD) == "native":
+        return native.products(x_BD, [layer.weight for layer in projections])
+    return [layer(x_BD) for layer in projections]
 
 
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:

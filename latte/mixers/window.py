@@ -39,14 +39,12 @@ class Window(nn.Module):
         width = self.config.width
         return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
 
-    def near(self, x_B1D: Tensor, state: WindowState, slot_bias: Tensor | None) -> native.Near:
+    def near(self, q_BD: Tensor, k_BD: Tensor, state: WindowState, slot_bias: Tensor | None) -> native.Near:
         """One token's part in the fused step of a whole layer."""
-        q_BHK = split_heads(self.q_proj(x_B1D)[:, 0], self.config.num_heads)
-        k_BGK = split_heads(self.k_proj(x_B1D)[:, 0], self.config.kv_heads)
+        q_BHK, k_BGK = split_heads(q_BD, self.config.num_heads), split_heads(k_BD, self.config.kv_heads)
         rings = (state.keys_BRGK, state.values_BRGV, state.sink_keys_BNGK, state.sink_values_BNGV, state.count_B)
-        return native.Near(
-            q_BHK, k_BGK, *rings, self.config.rope_theta if self.rope else None, self.softcap, slot_bias
-        )
+        theta = self.config.rope_theta if self.rope else None
+        return native.Near(q_BHK, k_BGK, *rings, theta, self.softcap, slot_bias)
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None

@@ -10,20 +10,25 @@ from latte.ops.native.decode import Near, macchiato_step
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
 from latte.ops.native.pointwise import rms_norm, rotate, swiglu
+from latte.ops.native.product import FEW_ROWS, gated_product, products, rglru_step
 from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
 from latte.ops.native.window import window_attention
 
 __all__ = [
     "EMPTY",
+    "FEW_ROWS",
     "Near",
     "available",
     "causal_latte",
     "decay_attention",
     "describe",
     "diagonal_scan",
+    "gated_product",
     "macchiato_step",
+    "products",
     "rglru",
+    "rglru_step",
     "rms_norm",
     "rotate",
     "swiglu",
@@ -32,4 +37,4 @@ __all__ = [
 
 if available():
     NATIVE_OPS.update(("causal_latte", "decay_attention", "diagonal_scan", "rglru", "window_attention"))
-    NATIVE_OPS.update(("macchiato_step", "rms_norm", "rotate", "swiglu"))
+    NATIVE_OPS.update(("macchiato_step", "products", "rms_norm", "rotate", "swiglu"))

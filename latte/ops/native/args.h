@@ -136,6 +136,33 @@ struct NormBackward {
     void *dx, *dweight;
 };
 
+constexpr int64_t kMatrices = 4;
+
+// x (B, K) times up to kMatrices matrices (rows, K), transposed. `gated`: the first y is silu of the first times the second.
+struct Products {
+    struct Part {
+        const void* w;
+        int64_t rows;
+        void* y;
+    };
+    int64_t is_double, threads, B, K, count, gated;
+    const void* x;
+    int64_t xb;
+    Part part[kMatrices];
+};
+
+struct RglruStep {
+    int64_t is_double, threads, B, H, W;
+    double power;
+    const void* x;  // (B, H * W)
+    int64_t xb;
+    const void *weight, *bias, *decay, *h0;  // (2, H, W, W), (2, H, W), (H * W), (B, H * W)
+    void *y, *h1;
+    const int64_t* count0;
+    int64_t* count1;
+    const uint8_t *mask, *reset;  // (B) or null
+};
+
 // One token a row. Rows of inputs may be strided (their strides follow them), all else is contiguous.
 struct Decode {
     int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R slots of the ring, N sinks

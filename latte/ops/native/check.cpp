@@ -25,6 +25,9 @@ DECLARE(swiglu_forward, SwigluForward)
 DECLARE(swiglu_backward, SwigluBackward)
 DECLARE(norm_forward, NormForward)
 DECLARE(norm_backward, NormBackward)
+DECLARE(decode, Decode)
+DECLARE(products, Products)
+DECLARE(rglru_step, RglruStep)
 
 namespace {
 
@@ -189,6 +192,31 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         latte::NormBackward nb{d, threads, B * Tn, H * width, 1e-6, a, w, dy, p.output(n), p.output(H * width)};
                         norm_backward(&nb);
                     });
+                    for (int64_t R : {int64_t(0), int64_t(5)})
+                        both<T>("decode", [&](Pool<T>& p, int64_t threads) {
+                            const int64_t N = extra ? 2 : 0, K = 2 * width, G = 1, windowed = R > 0;
+                            const uint8_t *mask = extra ? p.flags(B, 0.7) : nullptr, *reset = extra ? p.flags(B, 0.3) : nullptr;
+                            auto any = [&](int64_t n) { return p.random(n, -2, 2); };
+                            const double* speeds = p.template random<double>(width, 0, 1);
+                            const double* norm = p.template random<double>(B * H * M, -1, 1);
+                            const T *slots = any(B * H * (M + windowed)), *kl = any(B * H * M), *v = any(B * G * V), *q = any(B * H * K),
+                                    *k = any(B * G * K), *bias = extra ? any(H) : nullptr, *mean = any(B * H * M * V), *rk = any(B * R * G * K),
+                                    *rv = any(B * R * G * V), *sk = any(B * N * G * K), *sv = any(B * N * G * V);
+                            const int64_t* count = p.template random<int64_t>(B, 0, 9);
+                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, windowed, !extra, 0.5, extra ? 3.0 : 0.0, slots,
+                                            H * (M + windowed), kl, H * M, v, G * V, q, H * K, k, G * K, bias, speeds, p.output(B * H * V),
+                                            norm, mean, rk, rv, sk, sv, count, p.template output<double>(B * H * M), p.output(B * H * M * V),
+                                            p.output(B * R * G * K), p.output(B * R * G * V), p.output(B * N * G * K), p.output(B * N * G * V),
+                                            p.template output<int64_t>(B), mask, reset};
+                            decode(&f);
+                            latte::RglruStep r{d, threads, B, H, width, 8.0, any(B * H * width), H * width, any(2 * H * width * width),
+                                               any(2 * H * width), any(H * width), any(B * H * width), p.output(B * H * width),
+                                               p.output(B * H * width), count, p.template output<int64_t>(B), mask, reset};
+                            rglru_step(&r);
+                            latte::Products m{d, threads, B, width, 2, extra, any(B * width), width, {}};
+                            m.part[0] = {any(9 * width), 9, p.output(B * 9)}, m.part[1] = {any(9 * width), 9, p.output(B * 9)};
+                            products(&m);
+                        });
                     for (int64_t left : {0, 7, 40})
                         both<T>("window", [&](Pool<T>& p, int64_t threads) {
                             const int64_t S = Tn + (extra ? 9 : 0), G = 1, right = extra ? 5 : 0, D = width;

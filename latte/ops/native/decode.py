@@ -22,7 +22,7 @@ class Near(NamedTuple):
     ring_values: Tensor  # (B, R, G, V)
     sink_keys: Tensor  # (B, N, G, K)
     sink_values: Tensor  # (B, N, G, V)
-    count: Tensor  # (B) tokens of the document so far
+    tokens_read: Tensor  # (B) of the document so far
     theta: float | None  # of the rotary encoding; None: none
     softcap: float | None = None
     slot_bias: Tensor | None = None  # (H) added to slot 0
@@ -55,7 +55,7 @@ def macchiato_step(
     if near is None:
         K, R, N, rope, scale, softcap = 1, 0, 0, 0, 1.0, 0.0
         inputs += (0,) * 6
-        old = new = (0,) * 5
+        old = new = [0] * 5
         after = None
     else:
         K, R, N = near.q.shape[-1], near.ring_keys.shape[1], near.sink_keys.shape[1]
@@ -66,7 +66,7 @@ def macchiato_step(
         inputs += [library.pointer(near.slot_bias), library.pointer(speeds)]
         before = [x.contiguous() for x in near[2:7]]
         after = tuple(torch.empty_like(x) for x in before)
-        old, new = (tuple(x.data_ptr() for x in tensors) for tensors in (before, after))
+        old, new = [x.data_ptr() for x in before], [x.data_ptr() for x in after]
     library.kernel("decode")(
         (
             *library.header(mean),

@@ -20,7 +20,9 @@
     X(swiglu_backward, SwigluBackward) \
     X(norm_forward, NormForward) \
     X(norm_backward, NormBackward) \
-    X(decode, Decode)
+    X(decode, Decode) \
+    X(products, Products) \
+    X(rglru_step, RglruStep)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
 #define LATTE_FIELD(name, type) void (*name)(const type*);
@@ -86,7 +88,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 3; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 4; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
 extern "C" __attribute__((visibility("default"))) int latte_openmp() {
 #ifdef _OPENMP

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latte.mixers import MixerConfig, build
 from latte.mixers.latte import LatteMixer
+from latte.mixers.layers import Linear, project_together
+from latte.ops import native
 from tests.ops.native.support import needs_library, relative
 
 pytestmark = needs_library
@@ -95,6 +98,33 @@ def test_it_serves_one_token_without_gradients_only(monkeypatch):
         monkeypatch.delenv("LATTE_BACKEND")
         mixer(x[:, :1], state=state)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("K", [1, 7, 16, 130])
+def test_products(B, K, dtype):
+    random = torch.Generator().manual_seed(K)
+    x = torch.randn(B, 2 * K, generator=random).to(dtype)[:, :K]
+    weights = [torch.randn(n, K, generator=random).to(dtype) for n in (1, 5, 8, 33)]
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for got, weight in zip(native.products(x, weights), weights, strict=True):
+        assert relative(got, x.double() @ weight.double().T) < tolerance
+    gate, up = weights[3], torch.randn(33, K, generator=random).to(dtype)
+    expected = F.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    assert relative(native.gated_product(x, gate, up), expected) < tolerance
+
+
+def test_wrapped_and_watched_projections_are_called():
+    first, second = Linear(6, 4), Linear(6, 3)
+    x, seen = torch.randn(2, 6), []
+    with torch.no_grad():
+        expected = [first(x), second(x)]
+        handle = second.register_forward_hook(lambda *given: seen.append(1))
+        for got, wanted in zip(project_together(x, first, second), expected, strict=True):
+            assert relative(got, wanted) < 1e-5
+        handle.remove()
+    assert seen == [1]
 
 
 def test_extreme_logits_stay_finite():
