@@ -1,6 +1,7 @@
 # make setup     .venv with the project and all it needs
 # make test      lint, types and tests (what .ci/run calls)
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
+# make bench     time ops, layers, models and decoding beside peers (15 minutes), write docs/results/bench
 # make mutants   seed bugs one at a time and see the tests catch each
 # make crash     kill training at random moments and damage checkpoints; resumed runs must be bitwise the same
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types pytest demo mutants crash clean
+.PHONY: help setup test lint types pytest demo bench mutants crash clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -38,6 +39,10 @@ pytest: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/latte compare --config demo-compare
 	$(BIN)/latte report runs/demo --out runs/demo/report.html
+
+bench: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/latte bench --out docs/results/bench
 
 mutants: $(STAMP)
 	$(BIN)/python scripts/mutants.py

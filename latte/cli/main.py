@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "Continue a prompt of any length in constant memory.",
     "report": "Write a page about a run or a comparison: curves, tables, samples, heat maps.",
     "inspect": "Write a page that shows what a model attends to on a text.",
+    "bench": "Time ops, layers, models and decoding beside peers, in one run.",
     "doctor": "Check this machine: versions, backends, and every op against its reference.",
 }
 

@@ -1,0 +1,176 @@
+"""What the figures of a run say about the targets: one row for each, met or not, or not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from latte.bench import decode, ops
+from latte.bench.figures import Figure
+from latte.bench.sizes import OURS, TRANSFORMER
+
+
+@dataclass(frozen=True)
+class Row:
+    """A target and what was measured; ``met`` is None where this run has no figure for it."""
+
+    point: str
+    text: str
+    measured: str
+    target: str
+    met: bool | None
+
+
+class Figures:
+    """Figures to look things up in."""
+
+    def __init__(self, figures: Sequence[Figure]) -> None:
+        self.all = figures
+        self.by_key = {(f.suite, f.kind, f.name, f.length): f for f in figures if f.best is not None}
+
+    def best(self, suite: str, kind: str, name: str, length: int) -> float | None:
+        figure = self.by_key.get((suite, kind, name, length))
+        return None if figure is None else figure.best
+
+    def ratio(self, suite: str, kind: str, ours: str, theirs: str, length: int) -> float | None:
+        """How many times as long theirs takes."""
+        mine, other = (self.best(suite, kind, name, length) for name in (ours, theirs))
+        return None if mine is None or other is None else other / mine
+
+    def of(self, suite: str, kind: str, name: str) -> list[Figure]:
+        found = [f for f in self.by_key.values() if (f.suite, f.kind, f.name) == (suite, kind, name)]
+        return sorted(found, key=lambda f: f.length)
+
+
+def rows(figures: Sequence[Figure]) -> list[Row]:
+    """Every numbered target that a run can check. The kernels' own correctness is for the tests to show."""
+    look = Figures(figures)
+    table = [
+        _speed(look, "1", "causal Latte, T = 16384, forward", "ops", "forward", ops.LATTE, ops.LISTING, 16384, 6.0),
+        _speed(look, "1", "causal Latte, T = 4096, with gradient", "ops", "training", ops.LATTE, ops.LISTING, 4096, 15),
+        _speed(look, "2", "window 128, T = 4096, forward", "ops", "forward", ops.NEAR, ops.FLEX, 4096, 3.5),
+        _speed(look, "2", "window 128, T = 16384, forward", "ops", "forward", ops.NEAR, ops.SDPA, 16384, 30.0),
+        _speed(look, "2", "latents and window, T = 16384, forward", "ops", "forward", ops.BOTH, ops.SDPA, 16384, 22.0),
+    ]
+    shares = [f for f in look.of("layers", "share", OURS) if f.length >= 1024]
+    table.append(
+        _bound(
+            "3",
+            "largest share of mixing in a layer's forward pass",
+            [(f.extra["share"], f.length) for f in shares],
+            lambda values: max(values),
+            lambda value: value <= 0.2,
+            "at most 20% for every T from 1024",
+            "{:.1%} at T = {}",
+        )
+    )
+    layer = [f for f in look.of("layers", "forward", OURS) if f.length >= 1024 and f.share_of_matmul is not None]
+    table.append(
+        _bound(
+            "3",
+            "the layer's speed, share of the matmul peak, at its slowest",
+            [(f.share_of_matmul or 0.0, f.length) for f in layer],
+            lambda values: min(values),
+            lambda value: value >= 0.7,
+            "at least 70% for every T from 1024",
+            "{:.1%} at T = {}",
+        )
+    )
+    trained = [f.length for f in look.of("models", "training", OURS) if f.length >= 2048]
+    ratios = [(r, t) for t in trained if (r := look.ratio("models", "training", OURS, TRANSFORMER, t)) is not None]
+    table += [
+        _bound(
+            "4",
+            f"training, {TRANSFORMER}'s time over ours, at its smallest",
+            ratios,
+            lambda values: min(values),
+            lambda value: value > 1.0,
+            "above 1x from T = 2048",
+            "{:.2f}x at T = {}",
+        ),
+        _speed(look, "4", "training, T = 16384", "models", "training", OURS, TRANSFORMER, 16384, 2.5),
+        _speed(look, "4", "forward, T = 65536", "models", "forward", OURS, TRANSFORMER, 65536, 7.0),
+    ]
+    near, far = (look.best("decode", "decode", OURS, context) for context in (1024, 131072))
+    growth = None if near is None or far is None else far / near - 1
+    table.append(
+        Row(
+            "5",
+            "decoding at context 131072 against 1024",
+            "not measured" if growth is None else f"{growth:+.1%}",
+            "at most +5%",
+            None if growth is None else growth <= 0.05,
+        )
+    )
+    reads = [f for f in look.of("decode", "decode", OURS) if f.share_of_bandwidth is not None]
+    llama = look.best("decode", "decode", decode.LLAMA, 1024)
+    beside = "" if llama is None or near is None else f"; Llama takes {llama / near:.2f}x as long at 1024"
+    table.append(
+        _bound(
+            "5",
+            "weights read at batch 1, share of memory bandwidth" + beside,
+            [(f.share_of_bandwidth or 0.0, f.length) for f in reads],
+            lambda values: max(values),
+            lambda value: value >= 0.6,
+            "at least 60%",
+            "{:.1%} at context {}",
+        )
+    )
+    memory = look.of("memory", "memory", OURS)
+    doubled = [
+        (b.best / a.best, b.length)
+        for a in memory
+        for b in memory
+        if b.length == 2 * a.length and a.best and b.best and a.length >= 1024
+    ]
+    others = {f.length: f.best for f in look.of("memory", "memory", TRANSFORMER)}
+    against = [
+        (f.best / other, f.length)
+        for f in memory
+        if f.best is not None and f.length >= 2048 and (other := others.get(f.length))
+    ]
+    table += [
+        _bound(
+            "6",
+            "peak memory of training when T doubles, at its largest",
+            doubled,
+            lambda values: max(values),
+            lambda value: value <= 2.1,
+            "at most 2.1x",
+            "{:.2f}x to T = {}",
+        ),
+        _bound(
+            "6",
+            f"peak memory of training over {TRANSFORMER}'s, at its largest",
+            against,
+            lambda values: max(values),
+            lambda value: value < 1.0,
+            "below 1x from T = 2048",
+            "{:.2f}x at T = {}",
+        ),
+    ]
+    return table
+
+
+def _speed(
+    look: Figures, point: str, text: str, suite: str, kind: str, ours: str, theirs: str, length: int, target: float
+) -> Row:
+    ratio = look.ratio(suite, kind, ours, theirs, length)
+    measured = "not measured" if ratio is None else f"{ratio:.1f}x"
+    met = None if ratio is None else ratio >= target
+    return Row(point, f"{text}: against {theirs}", measured, f"at least {target:g}x", met)
+
+
+def _bound(
+    point: str,
+    text: str,
+    values: list[tuple[float, int]],
+    worst: Callable[[list[tuple[float, int]]], tuple[float, int]],
+    passes: Callable[[float], bool],
+    target: str,
+    form: str,
+) -> Row:
+    if not values:
+        return Row(point, text, "not measured", target, None)
+    value, length = worst(values)
+    return Row(point, text, form.format(value, length), target, passes(value))

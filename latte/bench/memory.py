@@ -1,0 +1,66 @@
+"""Peak memory of a training step, each in a fresh process: what it takes beyond the model itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+
+from latte.bench.figures import Figure, Plan
+from latte.bench.sizes import OURS, TRANSFORMER, Size
+
+
+def run(plan: Plan, size: Size) -> list[Figure]:
+    """Bytes at every length, for our model and the Transformer of its size."""
+    figures = []
+    for length in plan.lengths:
+        for variant in (OURS, TRANSFORMER):
+            figure = measure(variant, length, size, plan)
+            figures.append(figure)
+            text = f"{figure.best / 2**20:12.1f} MiB" if figure.best is not None else f"skipped: {figure.skipped}"
+            plan.say(f"memory training {length:>7} {variant:<28}{text}")
+    return figures
+
+
+def measure(variant: str, length: int, size: Size, plan: Plan) -> Figure:
+    """One point, in its own process."""
+    request = json.dumps(
+        {"variant": variant, "length": length, "size": dataclasses.asdict(size), "threads": plan.threads}
+    )
+    result = subprocess.run([sys.executable, "-m", "latte.bench.memory", request], capture_output=True, text=True)
+    ours = variant == OURS
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
+        reason = lines[-1] if lines else "killed, probably for lack of memory"
+        return Figure("memory", "memory", variant, length, ours, skipped=reason)
+    answer = json.loads(result.stdout.splitlines()[-1])
+    return Figure("memory", "memory", variant, length, ours, best=answer["step"], repeats=1, extra=answer)
+
+
+def peak() -> int:
+    """The most memory this process has held, in bytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def main(request: str) -> None:
+    """Build the model, note the peak, train one step, print what that added."""
+    asked = json.loads(request)
+    import torch
+
+    torch.set_num_threads(asked["threads"])
+    model = Size(**asked["size"]).model(asked["variant"])
+    ids = torch.randint(0, model.config.vocab_size, (1, asked["length"]))
+    # Threads and buffers that any step needs, whatever its length.
+    model(input_ids=ids[:, :16], labels=ids[:, :16]).loss.backward()
+    before = peak()
+    model.zero_grad(set_to_none=True)
+    model(input_ids=ids, labels=ids).loss.backward()
+    # A step so short that it fits into what the warm-up left counts as one page.
+    print(json.dumps({"model": before, "step": max(peak() - before, resource.getpagesize())}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

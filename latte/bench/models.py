@@ -1,0 +1,59 @@
+"""Whole language models of the same size: training steps, and reading."""
+
+from __future__ import annotations
+
+import torch
+
+from latte.bench.figures import Contender, Figure, Plan, sweep
+from latte.bench.harness import Call
+from latte.bench.machine import Peaks
+from latte.bench.sizes import OURS, TRANSFORMER, Size, parameters
+
+
+def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
+    """A training step (forward, loss, backward) and a forward pass at every length."""
+    figures = []
+    for kind in ("training", "forward"):
+        figures += sweep("models", kind, contenders(size, kind == "training"), plan, peaks)
+    return figures
+
+
+def contenders(size: Size, training: bool) -> list[Contender]:
+    """Ours and the Transformer on torch's attention."""
+    return [_contender(variant, size, training) for variant in (OURS, TRANSFORMER)]
+
+
+def _contender(variant: str, size: Size, training: bool) -> Contender:
+    model = size.model(variant)
+    ours, times = variant == OURS, 3.0 if training else 1.0
+    # What a token keeps for the gradient: about this many numbers of the model's width in a layer.
+    kept = 40.0 * size.layers if training else 40.0
+
+    def prepare(length: int) -> Call:
+        ids = torch.randint(0, size.vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+        return lambda: _step(model, ids) if training else _read(model, ids)
+
+    def flops(length: int) -> float:
+        mixing = size.mixing_flops() if ours else 2.0 * length * size.width
+        return times * length * (2.0 * parameters(model) + size.layers * mixing)
+
+    return Contender(
+        variant,
+        prepare,
+        ours=ours,
+        growth=1.0 if ours else 1.7,
+        memory=lambda length: kept * size.width * 4.0 * length,
+        flops=flops,
+    )
+
+
+def _step(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    model.zero_grad(set_to_none=True)
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.detach()
+
+
+def _read(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
