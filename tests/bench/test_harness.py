@@ -40,7 +40,11 @@ def test_calls_take_turns_and_the_first_turn_only_warms_up():
 
 def test_a_slow_call_is_repeated_less_and_a_very_slow_one_is_measured_by_its_warm_up():
     world = World()
-    calls = {"slow": world.call("slow", 1.0), "very slow": world.call("very slow", 7.0), "fast": world.call("fast", 0.1)}
+    calls = {
+        "slow": world.call("slow", 1.0),
+        "very slow": world.call("very slow", 7.0),
+        "fast": world.call("fast", 0.1),
+    }
     timings = world.interleave(calls, repeats=5, budget=2.5)
     assert timings["slow"].seconds == (1.0, 1.0)
     assert timings["very slow"].seconds == (7.0,)
