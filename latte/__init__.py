@@ -4,6 +4,7 @@ Importing this registers the models with transformers' Auto classes.
 """
 
 from latte import _environment, mixers, ops  # noqa: F401  (the first sets what torch reads when it starts)
+from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
 from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
 from latte.state import State
 
@@ -12,6 +13,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LatteCache",
     "LatteConfig",
+    "LatteExtendedConfig",
+    "LatteExtendedForCausalLM",
     "LatteForCausalLM",
     "LatteForSequenceClassification",
     "State",

@@ -33,7 +33,9 @@ class LatteMixer(Mixer):
 
     p(.|t) is one softmax per head over the latents and, with a window, slot 0; p_0 is softmax attention on the window;
     window and latents share values and output projection. Latent logits are not scaled. What feeds them is x, a
-    convolution of x or an RG-LRU over x (equation 19); the window and the values always come from x.
+    convolution of x or an RG-LRU over x (equation 19); the window and the values always come from x. ``coupled`` puts
+    the window's keys under the same softmax as the latents, each by its own score: the logit of slot 0 is then
+    log sum_s e^{score of s} plus its learned part.
     """
 
     @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class LatteMixer(Mixer):
         softcap: float | None = None  # of the window's logits
         rope: bool = True  # on the window's queries and keys
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
+        coupled: bool = False  # slot 0's logit also holds the log-normaliser of the window's scores
 
     normalised = True
     directions = ("causal", "bidirectional")
@@ -62,9 +65,11 @@ class LatteMixer(Mixer):
         {"window": 0, "softcap": 5.0},
         {"window": 3, "sinks": 2},
         {"feed": "conv", "window": 6, "sinks": 1, "softcap": 8.0, "num_key_value_heads": 1},
+        {"window": 4, "sinks": 2, "coupled": True, "slot0_bias": 1.0},
         {"bidirectional": True},
         {"bidirectional": True, "feed": "conv", "window": 2},
         {"bidirectional": True, "feed": "rglru", "window": 3},
+        {"bidirectional": True, "window": 2, "coupled": True},
     )
 
     def __init__(self, config: MixerConfig) -> None:
@@ -85,14 +90,24 @@ class LatteMixer(Mixer):
         self.latent_q_proj = Linear(config.hidden_size, H * self.slots)
         self.latent_k_proj = Linear(config.hidden_size, H * self.latents_per_head)
         self._expected: tuple[tuple, LatteMixerState] | None = None
-        self.window = None
+        self.window: Window | None = None
         self.slot0_bias = None
         if options.window is not None:
-            self.window = Window(config, options.window, options.sinks, options.softcap, options.rope)
+            self.window = self._build_window()
             if options.slot0_bias is not None:
                 self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
+        elif options.coupled:
+            raise ValueError("mixer 'latte': coupled is True without a window, expected a window to couple with")
+        self._build_projections()
+
+    def _build_window(self) -> Window:
+        options = self.options
+        return Window(self.config, options.window, options.sinks, options.softcap, options.rope)
+
+    def _build_projections(self) -> None:
+        config = self.config
         self.v_proj = Linear(config.hidden_size, config.kv_heads * config.width)
-        self.o_proj = Linear(H * config.width, config.hidden_size, residual=True)
+        self.o_proj = Linear(config.num_heads * config.width, config.hidden_size, residual=True)
 
     def reset_parameters(self) -> None:
         if self.slot0_bias is not None:
@@ -105,8 +120,11 @@ class LatteMixer(Mixer):
         return self.o_proj(y_BTHV.flatten(2))
 
     def latents(self, x_BTD: Tensor, *, mask: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
-        y_BTD, _ = self._fed(x_BTD, None, mask, reset)
-        return self._slot_weights(y_BTD)
+        fed_BTD, _ = self._fed(x_BTD, None, mask, reset)
+        log_norm_BTH = None
+        if self.window is not None and self.options.coupled:
+            _, log_norm_BTH, _ = self.window(x_BTD, self.values(x_BTD), None, mask, reset)
+        return self._slot_weights(fed_BTD, log_norm_BTH)
 
     def init_state(self, like_BTD: Tensor) -> LatteMixerState:
         config = self.config
@@ -124,14 +142,35 @@ class LatteMixer(Mixer):
         mask: Tensor | None,
         reset: Tensor | None,
     ) -> tuple[Tensor, State | None]:
-        config = self.config
         before = None if state is None else require_state("mixer 'latte'", state, self._expected_state(x_BTD))
         if before is not None and values_BTGV is None and self._fused_step_serves(x_BTD):
             return self._fused_step(x_BTD, before, mask, reset)
         v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
+        near_BTHV = log_norm_BTH = window_state = None
+        if self.window is not None:
+            near_BTHV, log_norm_BTH, window_state = self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
+        y_BTHV, feed_state, latent_state = self._with_latents(
+            x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset
+        )
+        if latent_state is None:
+            return y_BTHV, None
+        return y_BTHV, LatteMixerState(feed_state, latent_state, window_state)
+
+    def _with_latents(
+        self,
+        x_BTD: Tensor,
+        v_BTGV: Tensor,
+        near_BTHV: Tensor | None,
+        log_norm_BTH: Tensor | None,
+        before: LatteMixerState | None,
+        mask: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, State | None, LatteState | None]:
+        """Heads of the whole layer, given the window's; and the states of feed and latents."""
+        config = self.config
         v_BTHV = repeat_heads(v_BTGV, config.num_heads)
         fed_BTD, feed_state = self._fed(x_BTD, before and before.feed, mask, reset)
-        p_BTHM = self._slot_weights(fed_BTD)
+        p_BTHM = self._slot_weights(fed_BTD, log_norm_BTH)
         k_BTHM = split_heads(self.latent_k_proj(fed_BTD), config.num_heads)
         latent_p_BTHM = p_BTHM if self.window is None else p_BTHM[..., 1:]
         if config.bidirectional:
@@ -142,13 +181,9 @@ class LatteMixer(Mixer):
             y_BTHV, latent_state = causal_latte(
                 latent_p_BTHM, k_BTHM, v_BTHV, state=before and before.latents, mask=mask, reset=reset
             )
-        window_state = None
-        if self.window is not None:
-            near_BTHV, window_state = self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
+        if near_BTHV is not None:
             y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], near_BTHV)
-        if latent_state is None:
-            return y_BTHV, None
-        return y_BTHV, LatteMixerState(feed_state, latent_state, window_state)
+        return y_BTHV, feed_state, latent_state
 
     def _expected_state(self, x_BTD: Tensor) -> LatteMixerState:
         """What a state for such an input must look like: sizes without memory, kept from call to call."""
@@ -162,7 +197,7 @@ class LatteMixer(Mixer):
 
     def _fused_step_serves(self, x_BTD: Tensor) -> bool:
         """Whether these inputs are one token each, to be read by the native kernel without gradients."""
-        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled() or self.options.coupled:
             return False
         return not torch.is_autocast_enabled("cpu") and choose_backend("macchiato_step", None, x_BTD) == "native"
 
@@ -200,11 +235,13 @@ class LatteMixer(Mixer):
         y_BTD, after = self.feed(x_BTD, state, mask, reset)
         return (y_BTD if self.feed_norm is None else self.feed_norm(y_BTD)), after
 
-    def _slot_weights(self, fed_BTD: Tensor) -> Tensor:
+    def _slot_weights(self, fed_BTD: Tensor, log_norm_BTH: Tensor | None) -> Tensor:
         """p(l|t) of equation (19) over slot 0 (with a window) and the latents: (B, T, H, slots)."""
         logits_BTHM = split_heads(self.latent_q_proj(fed_BTD), self.config.num_heads)
-        if self.slot0_bias is not None:
-            first, rest = logits_BTHM[..., :1], logits_BTHM[..., 1:]
-            logits_BTHM = torch.cat([first + self.slot0_bias[:, None], rest], dim=-1)
+        extra = [] if self.slot0_bias is None else [self.slot0_bias[:, None]]
+        if self.options.coupled and log_norm_BTH is not None:
+            extra.append(log_norm_BTH[..., None].to(logits_BTHM.dtype))
+        if extra:
+            logits_BTHM = torch.cat([sum(extra, logits_BTHM[..., :1]), logits_BTHM[..., 1:]], dim=-1)
         wide = torch.float32 if logits_BTHM.dtype in (torch.float16, torch.bfloat16) else None
         return logits_BTHM.softmax(dim=-1, dtype=wide).to(fed_BTD.dtype)

@@ -73,7 +73,7 @@ class RecurrentWindowMixer(Mixer):
         before = None if state is None else require_state("mixer 'r-swa'", state, self.init_state(x_BTD))
         v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
         fed_BTD, feed_state = self.feed(x_BTD, before and before.feed, mask, reset)
-        y_BTHV, window_state = self.window(self.feed_norm(fed_BTD), v_BTGV, before and before.window, mask, reset)
+        y_BTHV, _, window_state = self.window(self.feed_norm(fed_BTD), v_BTGV, before and before.window, mask, reset)
         if self.config.bidirectional:
             return y_BTHV, None
         return y_BTHV, RecurrentWindowState(feed_state, window_state)

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from latte.mixers.base import MixerConfig
 from latte.mixers.layers import Linear, split_heads
-from latte.mixers.rotary import rotate, rotate_from_start
-from latte.ops import WindowState, native, window_attention
+from latte.mixers.rotary import Rotary, rotary
+from latte.ops import WindowState, native
 from latte.ops.tokens import positions
+from latte.ops.window import window_attention_and_norm
 from latte.shapes import require_divides
 from latte.state import State
 
@@ -32,8 +33,23 @@ class Window(nn.Module):
         if rope:
             require_divides("rotary encoding", 2, config.width, "channels in a pair", "head width")
         self.config, self.size, self.sinks, self.softcap, self.rope = config, size, sinks, softcap, rope
+        self.scale: float | None = None  # of queries times keys; None: 1/sqrt(width)
+        self._build_projections()
+
+    def _build_projections(self) -> None:
+        config = self.config
         self.q_proj = Linear(config.hidden_size, config.num_heads * config.width)
         self.k_proj = Linear(config.hidden_size, config.kv_heads * config.width)
+
+    def queries_and_keys(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, H, K) and (B, T, G, K), not turned by their places yet."""
+        return split_heads(self.q_proj(x_BTD), self.config.num_heads), split_heads(
+            self.k_proj(x_BTD), self.config.kv_heads
+        )
+
+    @property
+    def rotary(self) -> Rotary:
+        return rotary(self.config.width, self.config.rope_theta)
 
     def init_state(self, like_BTD: Tensor) -> WindowState:
         width = self.config.width
@@ -48,25 +64,36 @@ class Window(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, State | None]:
-        config = self.config
-        q_BTHK = split_heads(self.q_proj(x_BTD), config.num_heads)
-        k_BTGK = split_heads(self.k_proj(x_BTD), config.kv_heads)
+    ) -> tuple[Tensor, Tensor, State | None]:
+        """Means of values (B, T, H, V), logs of their normalisers (B, T, H), and the state after these tokens."""
+        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, mask, reset)
+
+    def attend(
+        self,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGV: Tensor,
+        state: WindowState | None,
+        mask: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, Tensor, State | None]:
+        """The same, given queries and keys."""
         sink_query = None
         if self.rope and state is None and mask is None and reset is None and not self.sinks:
-            q_BTHK, k_BTGK = (rotate_from_start(x, config.rope_theta) for x in (q_BTHK, k_BTGK))
+            q_BTHK, k_BTGK = (self.rotary.turn_from_start(x) for x in (q_BTHK, k_BTGK))
         elif self.rope:
-            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if state is None else state.count_B
-            place_BT, _ = positions(x_BTD, mask, reset, start_B)
+            start_B = q_BTHK.new_zeros(q_BTHK.shape[0], dtype=torch.long) if state is None else state.count_B
+            place_BT, _ = positions(q_BTHK, mask, reset, start_B)
             if self.sinks:
-                sink_query = rotate(q_BTHK, place_BT.clamp(max=self.sinks + self.size), config.rope_theta)
-            q_BTHK, k_BTGK = (rotate(x, place_BT, config.rope_theta) for x in (q_BTHK, k_BTGK))
-        return window_attention(
+                sink_query = self.rotary.turn(q_BTHK, place_BT.clamp(max=self.sinks + self.size))
+            q_BTHK, k_BTGK = (self.rotary.turn(x, place_BT) for x in (q_BTHK, k_BTGK))
+        return window_attention_and_norm(
             q_BTHK,
             k_BTGK,
             v_BTGV,
             left=self.size,
-            right=self.size if config.bidirectional else 0,
+            right=self.size if self.config.bidirectional else 0,
+            scale=self.scale,
             softcap=self.softcap,
             sinks=self.sinks,
             sink_query=sink_query,

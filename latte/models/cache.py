@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from latte.ops.tokens import positions
 from latte.state import State, state
 
 
@@ -40,6 +41,27 @@ class LatteCache(Cache):
     def nbytes(self) -> int:
         """Bytes held, over the whole batch."""
         return 0 if self.state is None else self.state.nbytes
+
+    def states_for(self, x_BTD: Tensor, layers: int) -> tuple[State, ...] | None:
+        """The layers' states before these tokens; None before any.
+
+        Raises:
+            ValueError: it is of another model or batch.
+        """
+        if self.state is None:
+            return None
+        if len(self.state.layers) != layers:
+            raise ValueError(f"the cache has states of {len(self.state.layers)} layers, expected {layers}")
+        if self.state.count_B.shape[0] != x_BTD.shape[0]:
+            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
+        return self.state.layers
+
+    def advance(self, states: tuple[State, ...], x_BTD: Tensor, mask: Tensor | None, reset: Tensor | None) -> None:
+        """Take the layers' states after these tokens."""
+        start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if self.state is None else self.state.count_B
+        _, count_B = positions(x_BTD, mask, reset, start_B)
+        self.state = ModelState(states, count_B)
+        self.length += x_BTD.shape[1]
 
     def snapshot(self) -> tuple[ModelState | None, int]:
         """A moment to come back to with :meth:`rollback`."""

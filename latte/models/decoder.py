@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from latte.mixers import Mixer
 from latte.mixers.feeds import Feed
 from latte.models.blocks import Block, build_norm
-from latte.models.cache import LatteCache, ModelState
+from latte.models.cache import LatteCache
 from latte.models.config import LatteConfig
 from latte.models.loss import next_token_loss
 from latte.ops.tokens import positions
@@ -91,26 +91,21 @@ class LatteModel(LattePreTrainedModel):
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if use_cache and cache is None and not self.config.bidirectional:
             cache = LatteCache()
-        before = None if cache is None else cache.state
-        if before is not None and len(before.layers) != len(self.layers):
-            raise ValueError(f"the cache has states of {len(before.layers)} layers, expected {len(self.layers)}")
-        if cache is not None or self.embed_positions is not None:
-            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if before is None else before.count_B
-            if start_B.shape[0] != x_BTD.shape[0]:
-                raise ValueError(f"the cache has {start_B.shape[0]} rows, expected {x_BTD.shape[0]}")
-            place_BT, count_B = positions(x_BTD, mask, reset, start_B)
-            if self.embed_positions is not None:
-                x_BTD = x_BTD + self.embed_positions(self._known_places(place_BT))
+        before = None if cache is None else cache.states_for(x_BTD, len(self.layers))
+        if self.embed_positions is not None:
+            read_B = None if cache is None or cache.state is None else cache.state.count_B
+            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if read_B is None else read_B
+            place_BT, _ = positions(x_BTD, mask, reset, start_B)
+            x_BTD = x_BTD + self.embed_positions(self._known_places(place_BT))
         x_BTD = self.dropout(x_BTD)
         states, hidden = [], [x_BTD] if output_hidden_states else None
         for index, block in enumerate(self.layers):
-            x_BTD, after = block(x_BTD, None if before is None else before.layers[index], mask, reset)
+            x_BTD, after = block(x_BTD, None if before is None else before[index], mask, reset)
             states.append(after)
             if hidden is not None:
                 hidden.append(x_BTD)
         if cache is not None:
-            cache.state = ModelState(tuple(states), count_B)
-            cache.length += x_BTD.shape[1]
+            cache.advance(tuple(states), x_BTD, mask, reset)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x_BTD),
             past_key_values=cache if use_cache else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,17 +14,25 @@ IGNORE = -100
 LOGITS_AT_ONCE = 1 << 24
 
 
-def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """Sum of -log softmax(hidden @ weight^T)[label] over tokens whose label is not -100.
+def linear_cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, finish: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Sum of -log softmax(finish(hidden @ weight^T))[label] over tokens whose label is not -100.
 
     The gradients are made along with the loss, block by block, so that no logits outlive their block.
     """
-    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, labels_N)
+    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, labels_N, finish)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        finish: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
         # Tokens without a label cost nothing from here on.
         kept = (labels_N != IGNORE).nonzero()[:, 0]
         hidden, labels = hidden_ND[kept], labels_N[kept]
@@ -35,11 +44,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, labels.shape[0], size):
             block = slice(start, start + size)
             logits = (hidden[block] @ weight_VD.T).to(total.dtype)
+            raw = logits
+            logits = raw if finish is None else finish(raw)
             total += F.cross_entropy(logits, labels[block], reduction="sum")
             if wants_hidden or wants_weight:
                 # d loss / d logits = softmax - one-hot
                 logits = logits.softmax(dim=-1)
                 logits[torch.arange(logits.shape[0], device=logits.device), labels[block]] -= 1
+                if finish is not None:
+                    _, pull_back = torch.func.vjp(finish, raw)
+                    (logits,) = pull_back(logits)
                 logits = logits.to(hidden.dtype)
             if hidden_grad is not None:
                 torch.mm(logits, weight_VD, out=hidden_grad[block])
@@ -50,14 +64,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         kept, hidden_grad, weight_grad = ctx.saved_tensors
         if hidden_grad is not None:
             scaled = hidden_grad * gradient.to(hidden_grad.dtype)
             hidden_grad = scaled.new_zeros(ctx.shape).index_copy_(0, kept, scaled)
         if weight_grad is not None:
             weight_grad = weight_grad * gradient.to(weight_grad.dtype)
-        return hidden_grad, weight_grad, None
+        return hidden_grad, weight_grad, None, None
 
 
 def next_token_loss(
@@ -68,11 +82,13 @@ def next_token_loss(
     mask: Tensor | None = None,
     reset: Tensor | None = None,
     num_items: Tensor | int | None = None,
+    finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Mean loss of predicting each label from the token before it, within its document.
 
     Labels of -100, padding, and the first token of every document are not predicted. ``num_items`` divides the sum
-    instead of the number of predicted tokens: for batches that are parts of a larger one.
+    instead of the number of predicted tokens: for batches that are parts of a larger one. ``finish`` is applied to the
+    logits.
     """
     targets_BT = labels_BT[:, 1:]
     if mask is not None:
@@ -80,7 +96,7 @@ def next_token_loss(
     if reset is not None:
         targets_BT = targets_BT.masked_fill(reset[:, 1:], IGNORE)
     targets_N = targets_BT.flatten()
-    total = linear_cross_entropy(hidden_BTD[:, :-1].flatten(0, 1), weight_VD, targets_N)
+    total = linear_cross_entropy(hidden_BTD[:, :-1].flatten(0, 1), weight_VD, targets_N, finish)
     if num_items is None:
         num_items = (targets_N != IGNORE).sum().clamp(min=1)
     elif isinstance(num_items, Tensor):

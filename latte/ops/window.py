@@ -49,7 +49,6 @@ class WindowState(State):
         )
 
 
-@exact
 def window_attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -76,6 +75,47 @@ def window_attention(
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, no tokens, a negative window, a state of something
             else, or a state or sinks together with ``right`` > 0.
+    """
+    y_BTHV, _, after = window_attention_and_norm(
+        q_BTHK,
+        k_BTGK,
+        v_BTGV,
+        left=left,
+        right=right,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        sink_query=sink_query,
+        mask=mask,
+        segments=segments,
+        reset=reset,
+        state=state,
+        backend=backend,
+    )
+    return y_BTHV, after
+
+
+@exact
+def window_attention_and_norm(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    *,
+    left: int,
+    right: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: int = 0,
+    sink_query: Tensor | None = None,
+    mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    reset: Tensor | None = None,
+    state: State | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor, WindowState | None]:
+    """As :func:`window_attention`, and the log of the softmax's normaliser (B, T, H): how much the window has to say.
+
+    Undefined at padding, but finite.
     """
     op = "window_attention"
     axes = Axes(op)
@@ -104,21 +144,21 @@ def window_attention(
         # Whole rows from their start, as in training: nothing to look back to, to move or to tell apart.
         from latte.ops import native
 
-        y, _ = native.window_attention(q_BTHK, k_BTGK, v_BTGV, None, None, left, right, scale, softcap)
-        return y, None if right else first_window_state(k_BTGK, v_BTGV, left)
+        y, norm = native.window_attention(q_BTHK, k_BTGK, v_BTGV, None, None, left, right, scale, softcap)
+        return y, norm, None if right else first_window_state(k_BTGK, v_BTGV, left)
     before = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
     before = require_state(op, state, before)
     if chosen == "reference":
-        y = window_attention_reference(
+        y, norm = window_attention_reference(
             q_BTHK, k_BTGK, v_BTGV, sink_query, before, left, right, scale, softcap, mask, reset
         )
-        return y, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
+        return y, norm, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
     if backend is None and sizes["T"] == 1 and not right:
         return window_attention_step(q_BTHK, k_BTGK, v_BTGV, sink_query, before, scale, softcap, mask, reset)
-    y = _blocked(
+    y, norm = _blocked(
         q_BTHK, k_BTGK, v_BTGV, sink_query, before, left, right, scale, softcap, mask, reset, chosen == "native"
     )
-    return y, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
+    return y, norm, None if right else window_state(k_BTGK, v_BTGV, before, mask, reset)
 
 
 def window_attention_reference(
@@ -133,7 +173,7 @@ def window_attention_reference(
     softcap: float | None,
     mask: Tensor | None,
     reset: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Equation (17) as written, over all pairs of tokens and all that the state holds. Quadratic in T."""
     dtype = compute_dtype(q_BTHK)
     B, _, H, _ = q_BTHK.shape
@@ -162,9 +202,9 @@ def window_attention_reference(
     logits_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK.to(dtype), k_BSHK)
     sink_logits_BHTS = torch.einsum("bthk,bshk->bhts", sink_query_BTHK.to(dtype), k_BSHK)
     logits_BHTS = _cap(torch.where(sunk_BTS[:, None], sink_logits_BHTS, logits_BHTS) * scale, softcap)
-    weights_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, UNSEEN).softmax(dim=-1)
-    y_BTHV = torch.einsum("bhts,bshv->bthv", weights_BHTS, v_BSHV)
-    return zero_padding(y_BTHV, mask).to(v_BTGV.dtype)
+    logits_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, UNSEEN)
+    y_BTHV = torch.einsum("bhts,bshv->bthv", logits_BHTS.softmax(dim=-1), v_BSHV)
+    return zero_padding(y_BTHV, mask).to(v_BTGV.dtype), logits_BHTS.logsumexp(dim=-1).transpose(1, 2)
 
 
 def window_attention_step(
@@ -177,7 +217,7 @@ def window_attention_step(
     softcap: float | None,
     mask: Tensor | None,
     reset: Tensor | None,
-) -> tuple[Tensor, WindowState]:
+) -> tuple[Tensor, Tensor, WindowState]:
     """One token: look at the ring in whatever order it stands, then overwrite its oldest slot."""
     dtype = compute_dtype(q_B1HK)
     left, n_sinks = state.keys_BRGK.shape[1], state.sink_keys_BNGK.shape[1]
@@ -192,10 +232,12 @@ def window_attention_step(
         logits_BHS.append(_logits(sink_query_B1HK, state.sink_keys_BNGK, scale, softcap))
         values.append(state.sink_values_BNGV)
     logits = torch.where(torch.cat(seen_BS, dim=1)[:, None], torch.cat(logits_BHS, dim=-1), UNSEEN)
+    norm_B1H = logits.logsumexp(dim=-1)[:, None]
     weights_BHS = logits.softmax(dim=-1).unflatten(1, (k_B1GK.shape[2], -1))
     v_BGSV = torch.cat(values, dim=1).to(dtype).transpose(1, 2)
     y_B1HV = (weights_BHS @ v_BGSV).flatten(1, 2)[:, None]
-    return zero_padding(y_B1HV, mask).to(v_B1GV.dtype), window_state(k_B1GK, v_B1GV, state, mask, reset)
+    after = window_state(k_B1GK, v_B1GV, state, mask, reset)
+    return zero_padding(y_B1HV, mask).to(v_B1GV.dtype), norm_B1H, after
 
 
 def first_window_state(k_BTGK: Tensor, v_BTGV: Tensor, left: int) -> WindowState:
@@ -255,7 +297,7 @@ def _blocked(
     mask: Tensor | None,
     reset: Tensor | None,
     native: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The window over rows without gaps: history from the ring in front, padding moved to the back."""
     place_BT, _ = positions(q_BTHK, mask, reset, state.count_B)
     segment_BT = segment_ids(reset, q_BTHK)
@@ -280,10 +322,13 @@ def _blocked(
     else:
         y_BTHV, log_norm_BTH = _banded(q_BTHK, k_BSGK, v_BSGV, segment_BT, segment_BS, left, right, scale, softcap)
     if state.sink_keys_BNGK.shape[1]:
-        y_BTHV = _add_sinks(
-            y_BTHV, log_norm_BTH, k_BTGK, v_BTGV, sink_query_BTHK, state, place_BT, left, scale, softcap
+        one_document = reset is None and mask is None
+        y_BTHV, log_norm_BTH = _add_sinks(
+            y_BTHV, log_norm_BTH, k_BTGK, v_BTGV, sink_query_BTHK, state, place_BT, left, scale, softcap, one_document
         )
-    return zero_padding(y_BTHV if moved is None else moved.scatter(y_BTHV), mask).to(v_BTGV.dtype)
+    if moved is not None:
+        y_BTHV, log_norm_BTH = moved.scatter(y_BTHV), moved.scatter(log_norm_BTH)
+    return zero_padding(y_BTHV, mask).to(v_BTGV.dtype), log_norm_BTH
 
 
 def _banded(
@@ -340,28 +385,35 @@ def _add_sinks(
     left: int,
     scale: float,
     softcap: float | None,
-) -> Tensor:
+    one_document: bool,
+) -> tuple[Tensor, Tensor]:
     """Bring the first tokens of each query's document, where they lie behind the window, under its softmax."""
     dtype = y_BTHV.dtype
     T = place_BT.shape[1]
     n, G = state.sink_keys_BNGK.shape[1:3]
     sink_N = torch.arange(n, device=y_BTHV.device)
     start_BT = torch.arange(T, device=y_BTHV.device) - place_BT
+    if one_document:  # the same few keys for every query of a row
+        start_BT = start_BT[:, :1]
     index_BTN = start_BT[..., None] + sink_N
     # A document that began before these tokens has its first ones in the state.
-    source_BTN = torch.where(index_BTN >= 0, n + index_BTN.clamp(max=T - 1), sink_N).flatten(1)
+    source_BTN = torch.where(index_BTN >= 0, n + index_BTN.clamp(max=T - 1), sink_N)
     k_BTNGK, v_BTNGV = (
-        take_tokens(torch.cat([old, new], dim=1), source_BTN).unflatten(1, (T, n)).to(dtype)
+        take_tokens(torch.cat([old, new], dim=1), source_BTN.flatten(1)).unflatten(1, source_BTN.shape[1:]).to(dtype)
         for old, new in ((state.sink_keys_BNGK, k_BTGK), (state.sink_values_BNGV, v_BTGV))
     )
+    scores, mix = (
+        ("btgrk,bngk->btgrn", "btgrn,bngv->btgrv") if one_document else ("btgrk,btngk->btgrn", "btgrn,btngv->btgrv")
+    )
+    keys, values = (x[:, 0] if one_document else x for x in (k_BTNGK, v_BTNGV))
     behind_BTN = sink_N < place_BT[..., None] - left
     q_BTGRK = sink_query_BTHK.to(dtype).unflatten(2, (G, -1))
-    logits = _cap(torch.einsum("btgrk,btngk->btgrn", q_BTGRK, k_BTNGK) * scale, softcap).flatten(2, 3)
+    logits = _cap(torch.einsum(scores, q_BTGRK, keys) * scale, softcap).flatten(2, 3)
     logits = torch.where(behind_BTN[:, :, None], logits, UNSEEN)
     total_BTH = torch.logaddexp(log_norm_BTH, logits.logsumexp(dim=-1))
     weights = (logits - total_BTH[..., None]).exp().unflatten(2, (G, -1))
-    sunk = torch.einsum("btgrn,btngv->btgrv", weights, v_BTNGV).flatten(2, 3)
-    return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk
+    sunk = torch.einsum(mix, weights, values).flatten(2, 3)
+    return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk, total_BTH
 
 
 def _logits(q_B1HK: Tensor, k_BSGK: Tensor, scale: float, softcap: float | None) -> Tensor:

@@ -1,0 +1,28 @@
+"""Gemma 2: capped logits in attention and at the end, queries with a scale of their own, alternating windows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latte.extend.families.base import Family, register
+
+
+@register
+class Gemma2(Family):
+    model_types = ("gemma2",)
+
+    def refusal(self, config: Any) -> str | None:
+        if getattr(config, "use_bidirectional_attention", False):
+            return "its attention is bidirectional, expected a causal model"
+        return super().refusal(config)
+
+    def scale(self, config: Any) -> float:
+        return config.query_pre_attn_scalar**-0.5
+
+    def softcap(self, config: Any) -> float | None:
+        return config.attn_logit_softcapping
+
+    def finish_logits(self, logits: Tensor, config: Any) -> Tensor:
+        cap = config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)

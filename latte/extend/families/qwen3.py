@@ -1,0 +1,16 @@
+"""Qwen 3: queries and keys are normed head by head before they are turned."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from latte.extend.families.base import Family, register
+
+
+@register
+class Qwen3(Family):
+    model_types = ("qwen3",)
+
+    def queries_and_keys(self, attention: nn.Module, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+        q_BTHK, k_BTGK = super().queries_and_keys(attention, x_BTD, config)
+        return attention.q_norm(q_BTHK), attention.k_norm(k_BTGK)

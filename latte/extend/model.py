@@ -1,0 +1,196 @@
+"""An extended model: a pretrained one whose layers read through :class:`ExtendedAttention` and carry a state."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from latte.extend.config import LatteExtendedConfig
+from latte.extend.families import family_of
+from latte.extend.layer import ExtendedAttention, ExtendedMixer, Reading, extend_layer
+from latte.mixers import Mixer
+from latte.mixers.feeds import Feed
+from latte.mixers.rotary import Rotary
+from latte.models.cache import LatteCache
+from latte.models.decoder import padding_mask
+from latte.models.loss import next_token_loss
+from latte.shapes import Axes
+
+
+class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
+    """A pretrained language model that reads at linear cost and decodes from a state of one size."""
+
+    config_class = LatteExtendedConfig
+    base_model_prefix = "base"
+    supports_gradient_checkpointing = True
+    _is_stateful = True
+    _no_split_modules = ["ExtendedAttention"]  # noqa: RUF012  (the base class declares both so)
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(self, config: LatteExtendedConfig, base: Any = None) -> None:
+        """An extended model; around ``base``, a loaded pretrained model whose layers become its own, if it is given."""
+        super().__init__(config)
+        inner = config.original_config()
+        self.family = family_of(inner)
+        self.base = AutoModelForCausalLM.from_config(inner) if base is None else base
+        for index, layer in enumerate(self.base.model.layers):
+            layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
+            if base is not None:
+                self._fill(layer.self_attn.mixer)
+        if base is None:
+            self.post_init()
+        else:
+            self.base.tie_weights()
+
+    @property
+    def mixers(self) -> list[ExtendedMixer]:
+        return [layer.self_attn.mixer for layer in self.base.model.layers]
+
+    def new_parameters(self) -> dict[str, nn.Parameter]:
+        """What extending added, by name."""
+        old = {id(parameter) for mixer in self.mixers for parameter in mixer.near.attention.parameters()}
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if ".self_attn.mixer." in name and id(parameter) not in old
+        }
+
+    @torch.no_grad()
+    def _fill(self, mixer: ExtendedMixer) -> None:
+        for module in mixer.modules():
+            if isinstance(module, Mixer | Feed):
+                module.reset_parameters()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Mixer | Feed):
+            module.reset_parameters()
+        elif not isinstance(module, ExtendedAttention):
+            self.base._init_weights(module)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.base.get_output_embeddings()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        reset: Tensor | None = None,
+        past_key_values: LatteCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """As :meth:`LatteForCausalLM.forward`: logits of the next token, or with ``labels`` the loss."""
+        if use_cache is None:
+            use_cache = past_key_values is not None or (
+                labels is None and not self.training and bool(self.config.use_cache)
+            )
+        cache = (past_key_values or LatteCache()) if use_cache else past_key_values
+        hidden_BTD, _ = self.read(input_ids, attention_mask, reset, cache, inputs_embeds)
+        loss = None
+        if labels is not None:
+            loss = next_token_loss(
+                hidden_BTD,
+                self.get_output_embeddings().weight,
+                labels,
+                mask=padding_mask(attention_mask, hidden_BTD),
+                reset=reset,
+                num_items=num_items_in_batch,
+                finish=self.finish_logits,
+            )
+        logits = None
+        if return_logits or (return_logits is None and labels is None):
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.logits(hidden_BTD[:, kept])
+        return CausalLMOutputWithPast(
+            loss=cast("torch.FloatTensor | None", loss),
+            logits=cast("torch.FloatTensor | None", logits),
+            past_key_values=cache if use_cache else None,
+        )
+
+    def read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        reset: Tensor | None = None,
+        cache: LatteCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        mode: str = "extended",
+        share: float = 0.0,
+    ) -> tuple[Tensor, Reading]:
+        """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("both or neither of input_ids and inputs_embeds were given, expected exactly one")
+        body = self.base.model
+        x_BTD = body.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        mask = padding_mask(attention_mask, x_BTD)
+        axes = Axes("model")
+        axes.bind("input", x_BTD, "BTD")
+        axes.flags("reset", reset)
+        before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
+        reading = Reading(mask, reset, before, mode=cast(Any, mode), share=share)
+        self._tell_rotary()
+        for layer in body.layers:
+            x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
+        if cache is not None:
+            cache.advance(tuple(reading.after[index] for index in range(len(body.layers))), x_BTD, mask, reset)
+        return body.norm(x_BTD), reading
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.finish_logits(self.get_output_embeddings()(hidden))
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        return self.family.finish_logits(logits, self.base.config)
+
+    def _tell_rotary(self) -> None:
+        """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
+        if self.mixers[0].near._rotary is None:
+            module = self.base.model.rotary_emb
+            rotary = Rotary(tuple(module.inv_freq.double().tolist()), float(module.attention_scaling))
+            for mixer in self.mixers:
+                mixer.near.rotary = rotary
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # forward makes its own
+
+
+AutoConfig.register(LatteExtendedConfig.model_type, LatteExtendedConfig, exist_ok=True)
+AutoModelForCausalLM.register(LatteExtendedConfig, LatteExtendedForCausalLM, exist_ok=True)
+
+
+def convert(original: Any, options: dict[str, Any]) -> LatteExtendedForCausalLM:
+    """A loaded pretrained model as an extended one, in place: its weights are used, not copied.
+
+    It computes what the pretrained one computes on the window and the sinks alone, until its latents are trained.
+
+    Raises:
+        UserError: a model that can't be extended; the sentence says why.
+    """
+    fields = original.config.to_dict()
+    for name in (
+        "_name_or_path",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "quantization_config",
+        "architectures",
+    ):
+        fields.pop(name, None)
+    family_of(original.config)
+    config = LatteExtendedConfig(original=fields, options=options)
+    model = LatteExtendedForCausalLM(config, original)
+    model.generation_config = original.generation_config
+    return model.train(original.training)
