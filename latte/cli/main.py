@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "Train a model from a recipe.",
     "eval": "Measure perplexity by context length, streaming.",
     "compare": "Train several variants on the same budget and put them side by side.",
+    "extend": "Give a pretrained model long contexts at linear cost.",
     "generate": "Continue a prompt of any length in constant memory.",
     "report": "Write a page about a run or a comparison: curves, tables, samples, heat maps.",
     "inspect": "Write a page that shows what a model attends to on a text.",

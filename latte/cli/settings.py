@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
@@ -35,7 +35,7 @@ def parse(command: str, description: str, kind: type[T], arguments: Sequence[str
     parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of a packaged one")
     parser.add_class_arguments(kind, as_group=False)
-    arguments = _named(list(arguments), positional)
+    arguments = _switched_on(_named(list(arguments), positional), kind)
     try:
         settings = parser.parse_args(_with_recipe(arguments))
         values = vars(parser.instantiate(settings))
@@ -80,6 +80,16 @@ def _named(arguments: list[str], positional: str | None) -> list[str]:
     if positional is not None and arguments and not arguments[0].startswith("-"):
         return [f"--{positional}", *arguments]
     return arguments
+
+
+def _switched_on(arguments: list[str], kind: type) -> list[str]:
+    """A switch given by its name alone means that it is on."""
+    switches = {f"--{name}" for name, hint in get_type_hints(kind).items() if hint is bool}
+    following = [*arguments[1:], "--"]
+    return [
+        f"{argument}=true" if argument in switches and after.startswith("--") else argument
+        for argument, after in zip(arguments, following, strict=True)
+    ]
 
 
 def _sentence(message: str, parser: ArgumentParser) -> str:

@@ -60,18 +60,23 @@ def cache_folder(recipe: DataRecipe) -> Path:
     return Path(recipe.cache or os.environ.get("LATTE_CACHE") or "~/.cache/latte").expanduser()
 
 
-def prepare(recipe: DataRecipe, say: Callable[[str], None] = lambda message: None) -> Corpus:
+def prepare(
+    recipe: DataRecipe,
+    say: Callable[[str], None] = lambda message: None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Corpus:
     """The tokens of a recipe's text, from the cache if the same bytes were tokenised in the same way before.
 
     Args:
         say: told what takes time.
+        tokenizer: one to use instead of the recipe's.
 
     Raises:
         UserError: no text, too little to split, or what :func:`open_source` and :func:`load_tokenizer` raise.
     """
     source = open_source(recipe.source, recipe)
     valid = None if recipe.valid_source is None else open_source(recipe.valid_source, recipe)
-    tokenizer = _given_tokenizer(recipe.tokenizer)
+    tokenizer = tokenizer or _given_tokenizer(recipe.tokenizer)
     key = digest_json(
         {
             "version": VERSION,

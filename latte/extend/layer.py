@@ -160,7 +160,7 @@ class Reading:
     mask: Tensor | None
     reset: Tensor | None
     before: tuple[State, ...] | None
-    after: dict[int, State | None] = field(default_factory=dict)
+    after: dict[int, State] = field(default_factory=dict)
     mode: Literal["extended", "original", "transfer", "open"] = "extended"
     losses: dict[int, Tensor] = field(default_factory=dict)
     share: float = 0.0  # for "open"
@@ -177,7 +177,8 @@ class ExtendedAttention(nn.Module):
         mixer, layer, x_BTD = self.mixer, self.mixer.layer, hidden_states
         if reading.mode == "extended":
             state = None if reading.before is None else reading.before[layer]
-            y_BTD, reading.after[layer] = mixer(x_BTD, state=state, mask=reading.mask, reset=reading.reset)
+            y_BTD, after = mixer(x_BTD, state=state, mask=reading.mask, reset=reading.reset)
+            reading.after[layer] = after
         elif reading.mode == "transfer":
             y_BTD, reading.losses[layer] = mixer.transfer(x_BTD, reading.reset)
         else:

@@ -78,6 +78,11 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.base.get_output_embeddings()
 
+    @property
+    def output_weight(self) -> Tensor:
+        """(vocabulary, width): hidden states times this are logits, before the model's finish."""
+        return cast(Tensor, self.get_output_embeddings().weight)
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -90,7 +95,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
-        **_: Any,
+        **__: Any,
     ) -> CausalLMOutputWithPast:
         """As :meth:`LatteForCausalLM.forward`: logits of the next token, or with ``labels`` the loss."""
         if use_cache is None:
@@ -103,7 +108,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = next_token_loss(
                 hidden_BTD,
-                self.get_output_embeddings().weight,
+                self.output_weight,
                 labels,
                 mask=padding_mask(attention_mask, hidden_BTD),
                 reset=reset,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class LatteMixer(Mixer):
 
     normalised = True
     directions = ("causal", "bidirectional")
-    examples = (
+    examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {},
         {"feed": "conv"},
         {"feed": "rglru"},

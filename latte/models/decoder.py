@@ -68,7 +68,7 @@ class LatteModel(LattePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        **_: Any,
+        **__: Any,
     ) -> BaseModelOutputWithPast:
         """Read tokens, after those that ``past_key_values`` has read.
 

@@ -52,8 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = logits.softmax(dim=-1)
                 logits[torch.arange(logits.shape[0], device=logits.device), labels[block]] -= 1
                 if finish is not None:
-                    _, pull_back = torch.func.vjp(finish, raw)
-                    (logits,) = pull_back(logits)
+                    logits = pull_back(finish, raw, logits)
                 logits = logits.to(hidden.dtype)
             if hidden_grad is not None:
                 torch.mm(logits, weight_VD, out=hidden_grad[block])
@@ -72,6 +71,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if weight_grad is not None:
             weight_grad = weight_grad * gradient.to(weight_grad.dtype)
         return hidden_grad, weight_grad, None, None
+
+
+def pull_back(finish: Callable[[Tensor], Tensor], raw: Tensor, slope: Tensor) -> Tensor:
+    """The gradient with respect to raw logits, given that with respect to finished ones."""
+    with torch.enable_grad():
+        leaf = raw.detach().requires_grad_()
+        return torch.autograd.grad(finish(leaf), leaf, slope)[0]
 
 
 def next_token_loss(

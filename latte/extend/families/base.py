@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from latte.errors import UserError
 from latte.mixers.layers import split_heads
@@ -55,16 +55,16 @@ class Family:
             return None
         return size - 1
 
-    def queries_and_keys(self, attention: nn.Module, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(self, attention: Any, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
         """(B, T, H, K) and (B, T, G, K), before the rotary encoding."""
         heads, groups, _ = self.heads(config)
         return split_heads(attention.q_proj(x_BTD), heads), split_heads(attention.k_proj(x_BTD), groups)
 
-    def values(self, attention: nn.Module, x_BTD: Tensor, config: Any) -> Tensor:
+    def values(self, attention: Any, x_BTD: Tensor, config: Any) -> Tensor:
         """(B, T, G, V)."""
         return split_heads(attention.v_proj(x_BTD), self.heads(config)[1])
 
-    def output(self, attention: nn.Module, y_BTHV: Tensor) -> Tensor:
+    def output(self, attention: Any, y_BTHV: Tensor) -> Tensor:
         """From heads back to the model's width."""
         return attention.o_proj(y_BTHV.flatten(2))
 

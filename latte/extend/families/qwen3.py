@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from latte.extend.families.base import Family, register
 
@@ -11,6 +11,6 @@ from latte.extend.families.base import Family, register
 class Qwen3(Family):
     model_types = ("qwen3",)
 
-    def queries_and_keys(self, attention: nn.Module, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(self, attention: Any, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
         q_BTHK, k_BTGK = super().queries_and_keys(attention, x_BTD, config)
         return attention.q_norm(q_BTHK), attention.k_norm(k_BTGK)

@@ -1,0 +1,66 @@
+"""The model card of an extended model: what it is, how to use it, what was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from latte import __version__
+from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW
+from latte.extend.model import LatteExtendedForCausalLM
+from latte.extend.sources import Original
+from latte.recipe import ExtendRecipe
+
+HEAD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [latte, linear-attention, long-context]
+{licence}---
+
+# {name}, extended
+
+{name} with its attention replaced by Latte-Macchiato: it reads text of any length at linear cost and writes from a
+state of one size. Its own attention still sees the last {window} tokens and the first {sinks}; everything else comes
+through {latents} latents a head. {new:,} of its {all:,} parameters are new.
+
+```python
+import latte  # registers the architecture
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = AutoModelForCausalLM.from_pretrained("{folder}"), AutoTokenizer.from_pretrained("{folder}")
+```
+
+Made by latte {version}; the settings are in `recipe.yaml`, all figures in `results.json`.
+"""
+
+
+def model_card(
+    original: Original, model: LatteExtendedForCausalLM, results: dict[str, Any], recipe: ExtendRecipe
+) -> str:
+    """The card, in Markdown."""
+    head = HEAD.format(
+        licence="" if original.licence is None else f"license: {original.licence}\n",
+        name=original.name,
+        window=recipe.window,
+        sinks=recipe.sinks,
+        latents=recipe.latents,
+        new=sum(parameter.numel() for parameter in model.new_parameters().values()),
+        all=sum(parameter.numel() for parameter in model.parameters()),
+        folder=recipe.out,
+        version=__version__,
+    )
+    return head + "".join(perplexity_table(text, rows) for text, rows in results["perplexity"].items())
+
+
+def perplexity_table(text: str, rows: dict[str, Any]) -> str:
+    """Perplexity by context of one text, in Markdown."""
+    names = [name for name in (ORIGINAL, WINDOW, SINKS, EXTENDED) if name in rows]
+    contexts = sorted({int(context) for name in names for context in rows[name]})
+    lines = [["context", *names, "gap closed"], ["---"] * (len(names) + 2)]
+    for context in map(str, contexts):
+        cells = [
+            f"{math.exp(min(rows[name][context]['loss'], 50)):.2f}" if context in rows[name] else "" for name in names
+        ]
+        closed = rows["gap closed"].get(context)
+        lines.append([f"{int(context):,}", *cells, "" if closed is None else f"{closed:.0%}"])
+    return f"\n## Perplexity on {text}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)

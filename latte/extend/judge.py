@@ -1,0 +1,180 @@
+"""Putting an extended model beside the pretrained one: perplexity by context, recall of a fact, cost of writing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from latte.eval.generate import Reader
+from latte.eval.stream import Text, evaluate, state_bytes
+from latte.files import write_text
+from latte.recipe import JudgeRecipe
+
+ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
+DEPTHS = (0.1, 0.5, 0.9)
+TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
+PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
+WORDS = ("apple", "silver", "window", "horse", "candle", "winter", "button", "bread")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model to measure, and how many tokens it can be given."""
+
+    name: str
+    model: Any
+    longest: int | None = None
+
+
+def judge(
+    contenders: list[Contender],
+    tokenizer: PreTrainedTokenizerBase,
+    texts: dict[str, Text],
+    recipe: JudgeRecipe,
+    file: Path,
+    own_context: int,
+    say: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Measure everything, keeping each figure in ``file`` as soon as it is known: a restart measures the rest."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+
+    def once(key: str, measure: Callable[..., Any], *given: Any) -> None:
+        if key not in found:
+            say(key)
+            found[key] = measure(*given)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps(found, indent=1) + "\n")
+
+    filler = next(iter(texts.values())).documents
+    for who in contenders:
+        within = who.longest or max(recipe.contexts + recipe.retrieval_contexts, default=0)
+        for name, text in texts.items():
+            for length in (length for length in recipe.contexts if length <= within):
+                once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, text, length)
+        if who.name != WINDOW:
+            for length in (length for length in recipe.retrieval_contexts if length <= within):
+                given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
+                once(f"retrieval by {who.name} at {length}", retrieve, *given)
+        if who.name in (ORIGINAL, EXTENDED):
+            for length in recipe.decode_contexts:
+                once(f"decoding of {who.name} at {length}", decode_cost, who.model, length, recipe.decode_tokens)
+    return summary(found, list(texts), recipe, own_context)
+
+
+def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:
+    """One length's figures, and the loss by position within it."""
+    return asdict(evaluate(model, text, [context]))
+
+
+def summary(found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_context: int) -> dict[str, Any]:
+    """The figures in order: by text, contender and context, with the part of the gap that is closed."""
+    names = (ORIGINAL, WINDOW, SINKS, EXTENDED)
+    perplexity: dict[str, Any] = {}
+    positions: dict[str, Any] = {}
+    for text in texts:
+        rows = perplexity[text] = {}
+        for name in names:
+            for context in recipe.contexts:
+                entry = found.get(f"perplexity of {name} on {text} at {context}")
+                if entry is not None:
+                    rows.setdefault(name, {})[str(context)] = entry["contexts"][0]
+                    positions.setdefault(text, {})[name] = entry["positions"]
+        closed = {}
+        for length in (str(context) for context in recipe.contexts if context <= own_context):
+            losses = [rows.get(name, {}).get(length, {}).get("loss") for name in (ORIGINAL, SINKS, EXTENDED)]
+            if None not in losses and losses[1] != losses[0]:
+                closed[length] = (losses[1] - losses[2]) / (losses[1] - losses[0])
+        rows["gap closed"] = closed
+    return {
+        "perplexity": perplexity,
+        "positions": positions,
+        "retrieval": {
+            name: {
+                str(c): found[key] for c in recipe.retrieval_contexts if (key := f"retrieval by {name} at {c}") in found
+            }
+            for name in names
+        },
+        "decoding": {
+            name: {str(c): found[key] for c in recipe.decode_contexts if (key := f"decoding of {name} at {c}") in found}
+            for name in (ORIGINAL, EXTENDED)
+        },
+        "own_context": own_context,
+    }
+
+
+@torch.no_grad()
+def retrieve(
+    model: Any, tokenizer: PreTrainedTokenizerBase, filler: list[np.ndarray], context: int, trials: int
+) -> dict[str, dict[str, float]]:
+    """How well a word told at some depth of a text is known at its end, by depth.
+
+    ``recall``: part of the trials in which the word is the likeliest of all eight; ``log_probability``: of the word.
+    """
+    encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
+    ground = np.concatenate(filler).tolist()
+    result = {}
+    for depth in DEPTHS:
+        recalled, scores = [], []
+        for trial in range(trials):
+            place, word = PLACES[trial % len(PLACES)], WORDS[(3 * trial + 1) % len(WORDS)]
+            told, asked = encode(TELL.format(place=place, word=word)), encode(ASK.format(place=place))
+            room = context - len(told) - len(asked) - 8
+            start = trial * 997 % max(1, len(ground) - room)
+            around = ground[start : start + room]
+            cut = int(depth * len(around))
+            reader = Reader(model, tokenizer)
+            reader.read_ids([*around[:cut], *told, *around[cut:], *asked])
+            by_word = {other: _log_probability(reader, encode(f" {other}")) for other in WORDS}
+            recalled.append(max(by_word, key=lambda other: by_word[other]) == word)
+            scores.append(by_word[word])
+        result[str(depth)] = {"recall": statistics.mean(recalled), "log_probability": statistics.mean(scores)}
+    return result
+
+
+def _log_probability(reader: Reader, ids: list[int]) -> float:
+    """Of a continuation, leaving the reader where it was."""
+    cache = copy.deepcopy(reader.cache)
+    rows = torch.tensor([[reader.waiting, *ids]], device=reader.model.device)
+    logits = reader.model(input_ids=rows[:, :-1], past_key_values=cache, use_cache=True).logits
+    return float(logits.float().log_softmax(-1)[0, torch.arange(len(ids)), rows[0, 1:]].mean())
+
+
+@torch.no_grad()
+def decode_cost(model: Any, context: int, tokens: int) -> dict[str, float]:
+    """Time a token and bytes of state, ``context`` tokens into a text; the median of single tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (1, context), generator=generator).to(model.device)
+    cache: Any
+    if hasattr(model, "new_parameters"):
+        cache = None
+        for part in ids.split(2048, dim=1):
+            cache = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+    else:
+        cache = _filled_cache(model, ids)
+    seconds = []
+    for _ in range(tokens + 4):
+        began = time.perf_counter()
+        cache = model(ids[:, -1:], past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+        seconds.append(time.perf_counter() - began)
+    return {"seconds_per_token": statistics.median(seconds[4:]), "state_bytes": state_bytes(cache)}
+
+
+def _filled_cache(model: Any, ids: torch.Tensor) -> DynamicCache:
+    """Keys and values of a whole context without reading it, which would take quadratic time; random, as time a token
+    does not depend on them."""
+    first = model(ids[:, :1], use_cache=True).past_key_values
+    cache = DynamicCache()
+    for index, layer in enumerate(first.layers):
+        B, G, _, K = layer.keys.shape
+        cache.update(torch.randn(B, G, ids.shape[1], K), torch.randn(B, G, ids.shape[1], K), index)
+    return cache

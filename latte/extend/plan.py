@@ -1,0 +1,75 @@
+"""What extending a model would take: parameters, tokens, memory, and time on this machine, measured on a few tokens."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from latte.data import Corpus
+from latte.extend.model import convert
+from latte.extend.sources import Original
+from latte.extend.stages import Stage, open_latents, plan_stages
+from latte.recipe import ExtendRecipe
+
+SAMPLE = 256  # tokens that a stage's speed is measured on
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage's part."""
+
+    name: str
+    steps: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole of it."""
+
+    parameters: int
+    new_parameters: int
+    memory_bytes: int
+    stages: list[StagePlan]
+
+
+def make_plan(recipe: ExtendRecipe, original: Original, corpus: Corpus, options: dict, folder: Path) -> Plan:
+    """Convert, and try every stage's loss and gradient on a short row."""
+    model = convert(copy.deepcopy(original.model), options)
+    parts = []
+    stages = plan_stages(recipe, corpus, folder)
+    for stage in stages:
+        open_latents(model, stages[0], recipe.opening)
+        model.requires_grad_(False)
+        for parameter in model.new_parameters().values():
+            parameter.requires_grad_(True)
+        tokens = stage.settings.steps * stage.settings.batch_size * stage.settings.sequence_length
+        parts.append(StagePlan(stage.name, stage.settings.steps, tokens, tokens * _seconds_per_token(model, stage)))
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    new = sum(parameter.numel() for parameter in model.new_parameters().values())
+    # The pretrained model and the extended one, gradients and two moments of what is new, and activations of a row.
+    longest = max((stage.settings.sequence_length for stage in stages), default=0)
+    config = original.model.config
+    per_token = 4 * config.num_hidden_layers * (12 * config.hidden_size + 3 * config.intermediate_size)
+    return Plan(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        new_parameters=new,
+        memory_bytes=2 * weights + 12 * new + longest * per_token,
+        stages=parts,
+    )
+
+
+def _seconds_per_token(model: torch.nn.Module, stage: Stage) -> float:
+    batch = {name: value[:, :SAMPLE] for name, value in stage.rows.batch([0]).items()}
+    best = float("inf")
+    for _ in range(2):
+        began = time.perf_counter()
+        stage.loss(model, batch).backward()
+        best = min(best, time.perf_counter() - began)
+        model.zero_grad()
+    return best / batch["input_ids"].shape[1]

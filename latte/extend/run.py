@@ -1,0 +1,164 @@
+"""``latte extend``, whole: load, convert, teach in stages, judge, and write a folder that appears once it is whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from latte.data import Corpus, prepare
+from latte.data.tokenizer import save_tokenizer
+from latte.errors import UserError
+from latte.eval.run import read_text, take
+from latte.eval.stream import Text
+from latte.extend.card import model_card
+from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW, Contender, judge
+from latte.extend.model import LatteExtendedForCausalLM, convert
+from latte.extend.sources import Original, load_original
+from latte.extend.stages import open_latents, plan_stages
+from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
+from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
+from latte.train.run import run_folder
+from latte.train.trainer import seed_everything, training_arguments
+
+KIND = "latte-extended-1"
+
+
+def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
+    """Extend a pretrained model as a recipe says, or go on where an earlier call with the same recipe ended.
+
+    Returns the folder of the extended model, for ``AutoModelForCausalLM.from_pretrained`` after ``import latte``.
+
+    Raises:
+        UserError: a model, text, setting or folder that can't be used.
+        Stopped: SIGTERM or SIGINT came; everything is saved.
+    """
+    console = console or Console(file=sys.stderr)
+    out, run = Path(recipe.out), Path(f"{recipe.out.rstrip('/')}-run")
+    _require_free(out, run)
+    original, corpus = open_inputs(recipe, console)
+    options = mixer_options(recipe)
+    args = training_arguments(run, recipe.transfer.train_recipe(recipe.seed))
+    with run_folder(run, args, recipe, digest_json([original.digest, corpus.digest])):
+        if _is_done(out, recipe):
+            console.print(f"{out} is finished already: nothing to do")
+            return out
+        seed_everything(recipe.seed)
+        model = convert(copy.deepcopy(original.model), options)
+        stages = plan_stages(recipe, corpus, run)
+        for number, stage in enumerate(stages, 1):
+            console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
+            open_latents(model, stages[0], recipe.opening)
+            stage.run(model, console)
+        model.requires_grad_(False).eval()
+        own = own_context(original.model)
+        figures = judge(
+            contenders(original, model, options, recipe),
+            original.tokenizer,
+            texts(recipe, corpus, original),
+            recipe.judge,
+            run / "judge.json",
+            own,
+            lambda what: console.print(f"measuring {what}"),
+        )
+        layers = {
+            stage.name: {
+                name: json.loads(path.read_text())
+                for name in ("layers_before", "layers")
+                if (path := stage.folder / f"{name}.json").is_file()
+            }
+            for stage in stages
+        }
+        results = {"recipe": asdict(recipe), "name": original.name, "layers": layers, **figures}
+        write_text(run / "results.json", json.dumps(results, indent=1) + "\n")
+        if args.process_index == 0:
+            with whole_folder(out, kind=KIND, recipe=_key(recipe)) as scratch:
+                write_result(scratch, model, original, results, recipe)
+    return out
+
+
+def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpus]:
+    """The pretrained model, and the text in its tokens."""
+    if not recipe.model:
+        raise UserError("no model was given: expected a folder, a name on the hub, a GGUF file, or smollm2-135m")
+    original = load_original(recipe.model, console.print)
+    corpus = prepare(recipe.data, console.print, original.tokenizer)
+    return original, corpus
+
+
+def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
+    """What the layers become, in the words of the mixer ``latte``."""
+    return {
+        "window": recipe.window,
+        "sinks": recipe.sinks,
+        "num_latents": recipe.latents,
+        "feed": recipe.feed,
+        "coupled": recipe.coupled,
+    }
+
+
+def own_context(model: Any) -> int:
+    """How many tokens the pretrained model was made for."""
+    return int(getattr(model.config, "max_position_embeddings", 0) or 0)
+
+
+def contenders(
+    original: Original, model: LatteExtendedForCausalLM, options: dict[str, Any], recipe: ExtendRecipe
+) -> list[Contender]:
+    """The pretrained model, what is left of it on its window, with its sinks too, and the extended one."""
+    limit = recipe.judge.original_up_to or 2 * own_context(original.model)
+    sinks_too = convert(copy.deepcopy(original.model), options)
+    alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
+    return [
+        Contender(ORIGINAL, original.model.eval(), limit),
+        Contender(WINDOW, alone.eval(), limit),
+        Contender(SINKS, sinks_too.eval()),
+        Contender(EXTENDED, model),
+    ]
+
+
+def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str, Text]:
+    """What to measure on: the validation part, and the sources that the recipe names."""
+    asked = EvalRecipe(max_tokens=recipe.judge.max_tokens, join_documents=recipe.judge.join_documents)
+    tokens = corpus.valid
+    pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
+    result = {"validation": take(pairs, original.tokenizer, asked)}
+    for source in recipe.judge.sources:
+        settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
+        result[Path(source).name.split(".")[0]] = read_text(settings, original.tokenizer)
+    return result
+
+
+def write_result(
+    folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
+) -> None:
+    """The model, its tokenizer and card, the figures, and the recipe."""
+    model.save_pretrained(folder)
+    save_tokenizer(original.tokenizer, folder)
+    (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+
+
+def _require_free(out: Path, run: Path) -> None:
+    if out.exists() and not run.is_dir():
+        raise UserError(f"{out} exists already and was not begun by this command: give another --out")
+
+
+def _key(recipe: ExtendRecipe) -> str:
+    return digest_json({**asdict(recipe), "out": "", "dry_run": False})
+
+
+def _is_done(out: Path, recipe: ExtendRecipe) -> bool:
+    if not out.exists():
+        return False
+    try:
+        manifest = verify_folder(out)
+    except Damaged as damage:
+        raise UserError(f"{out} holds other files ({damage}): give another --out, or move it away") from None
+    return manifest.get("kind") == KIND and manifest.get("recipe") == _key(recipe)

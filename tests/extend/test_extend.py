@@ -1,0 +1,173 @@
+"""``latte extend`` as a user runs it, on a small real model and a small text: results, restarts and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from latte.data.tokenizer import train_bpe
+from tests.extend.families import small_model
+
+TEXT = " ".join(
+    f"the {a} {b} saw a {c} by the {d}."
+    for a in ["red", "old", "sad"]
+    for b in ["fox", "hen", "cow"]
+    for c in ["dog", "cat", "owl"]
+    for d in ["well", "barn", "gate"]
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A pretrained model and a corpus in an otherwise empty folder."""
+    tokenizer = train_bpe([TEXT], 300)
+    model = small_model("llama")
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "pretrained")
+    tokenizer.save_pretrained(tmp_path / "pretrained")
+    (tmp_path / "train.txt").write_text("@@".join([TEXT] * 3))
+    (tmp_path / "valid.txt").write_text(TEXT[:3000])
+    (tmp_path / "empty.txt").write_text("")
+    return tmp_path
+
+
+def arguments(folder: Path, out: str = "out", **more: object) -> list[str]:
+    settings = {
+        "out": folder / out,
+        "window": 8,
+        "sinks": 2,
+        "latents": 4,
+        "data.source": folder / "train.txt",
+        "data.separator": "@@",
+        "data.valid_source": folder / "valid.txt",
+        "data.cache": folder / "cache",
+        "transfer.steps": 6,
+        "transfer.sequence_length": 48,
+        "transfer.save_every": 2,
+        "distil.steps": 6,
+        "distil.sequence_length": 48,
+        "distil.save_every": 2,
+        "lengthen.steps": 2,
+        "lengthen.sequence_length": 96,
+        "judge.contexts": "[32,64]",
+        "judge.max_tokens": 400,
+        "judge.retrieval_contexts": "[64]",
+        "judge.retrieval_trials": 1,
+        "judge.decode_contexts": "[32]",
+        "judge.decode_tokens": 2,
+        **more,
+    }
+    return [str(folder / "pretrained"), *(f"--{name}={value}" for name, value in settings.items())]
+
+
+def extend(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(arguments), capture_output=True, text=True, env=environment(), check=False)
+
+
+def command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "latte.cli.main", "extend", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def test_extends_and_the_folder_works(folder: Path) -> None:
+    done = extend(arguments(folder, **{"distil.lora_rank": 2, "distil.next_token": 0.1}))
+    assert done.returncode == 0, done.stderr
+    out = folder / "out"
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    written = model.generate(**tokenizer("the red fox", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+    assert written.shape[1] > 3
+    assert not any("lora" in name for name in weights(out))
+    assert not list(out.glob("*.bin"))
+    assert "import latte" in (out / "README.md").read_text()
+    results = json.loads((out / "results.json").read_text())
+    found = results["perplexity"]["validation"]
+    assert set(found) == {"original", "window", "window and sinks", "extended", "gap closed"}
+    assert set(found["extended"]) == {"32", "64"}
+    assert set(found["gap closed"]) == {"32", "64"}
+    before, after = (results["layers"]["transfer"][name] for name in ("layers_before", "layers"))
+    assert len(before) == len(after) == 3
+    assert results["decoding"]["extended"]["32"]["seconds_per_token"] > 0
+    assert set(results["retrieval"]["extended"]["64"]) == {"0.1", "0.5", "0.9"}
+    again = extend(arguments(folder, **{"distil.lora_rank": 2, "distil.next_token": 0.1}))
+    assert again.returncode == 0
+    assert "nothing to do" in again.stderr
+
+
+def test_a_killed_run_ends_with_the_same_weights(folder: Path) -> None:
+    assert extend(arguments(folder, "whole")).returncode == 0
+    for moment in (0.0, 0.4, 0.8):  # into training, which begins when the first stage's folder appears
+        process = subprocess.Popen(command(arguments(folder)), stderr=subprocess.DEVNULL, env=environment())
+        deadline = time.monotonic() + 120
+        stage = ("transfer", "distil", "lengthen")[int(moment * 3)]
+        while not (folder / "out-run" / stage / "checkpoints").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.005)
+        time.sleep(moment / 10)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (folder / "out").exists()
+    assert extend(arguments(folder)).returncode == 0
+    whole, resumed = weights(folder / "whole"), weights(folder / "out")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_plan_shows_what_it_would_take_and_writes_nothing(folder: Path) -> None:
+    planned = extend([*arguments(folder), "--dry-run"])
+    assert planned.returncode == 0, planned.stderr
+    assert "of them new" in planned.stdout
+    assert "GiB" in planned.stdout
+    assert "transfer" in planned.stdout
+    assert not (folder / "out").exists()
+    assert not (folder / "out-run").exists()
+
+
+MISTAKES = {
+    "no model": ({}, "nowhere"),
+    "empty corpus": ({"data.source": "empty.txt"}, "empty"),
+    "no corpus": ({"data.source": "missing.txt"}, "missing.txt"),
+    "short corpus": ({"transfer.sequence_length": 100000}, "fewer than one row"),
+    "bad window": ({"window": -1}, "window is -1, expected at least 0"),
+    "setting": ({"windw": 3}, "unknown setting windw"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_get_one_sentence_and_leave_nothing(folder: Path, mistake: str) -> None:
+    settings, sentence = MISTAKES[mistake]
+    settings = {name: folder / value if str(value).endswith(".txt") else value for name, value in settings.items()}
+    given = arguments(folder, **settings)
+    if mistake == "no model":
+        given[0] = str(folder / "nowhere")
+    done = extend(given)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert sentence in done.stderr, done.stderr
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "mine.txt").write_text("precious")
+    done = extend(arguments(folder))
+    assert done.returncode == 1
+    assert "give another --out" in done.stderr
+    assert [path.name for path in (folder / "out").iterdir()] == ["mine.txt"]
