@@ -12,7 +12,14 @@ from transformers import initialization as init
 
 from latte.mixers.base import Mixer, MixerConfig, register
 from latte.mixers.feeds import Feed, build_feed
-from latte.mixers.layers import Linear, RMSNorm, project_together, repeat_heads, split_heads
+from latte.mixers.layers import (
+    Linear,
+    RMSNorm,
+    nothing_but_forward,
+    project_together,
+    repeat_heads,
+    split_heads,
+)
 from latte.mixers.window import Window
 from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte, native
 from latte.ops.backends import choose_backend
@@ -143,7 +150,7 @@ class LatteMixer(Mixer):
         mask: Tensor | None,
         reset: Tensor | None,
     ) -> tuple[Tensor, State | None]:
-        before = None if state is None else require_state("mixer 'latte'", state, self._expected_state(x_BTD))
+        before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
         if before is not None and values_BTGV is None and self._fused_step_serves(x_BTD):
             return self._fused_step(x_BTD, before, mask, reset)
         v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
@@ -186,7 +193,7 @@ class LatteMixer(Mixer):
             y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], near_BTHV)
         return y_BTHV, feed_state, latent_state
 
-    def _expected_state(self, x_BTD: Tensor) -> LatteMixerState:
+    def expected_state(self, x_BTD: Tensor) -> LatteMixerState:
         """What a state for such an input must look like: sizes without memory, kept from call to call."""
         if torch.compiler.is_compiling():
             return self.init_state(x_BTD)
@@ -199,6 +206,8 @@ class LatteMixer(Mixer):
     def _fused_step_serves(self, x_BTD: Tensor) -> bool:
         """Whether these inputs are one token each, to be read by the native kernel without gradients."""
         if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled() or self.options.coupled:
+            return False
+        if not nothing_but_forward(self.feed) or (self.window is not None and not nothing_but_forward(self.window)):
             return False
         return not torch.is_autocast_enabled("cpu") and choose_backend("macchiato_step", None, x_BTD) == "native"
 

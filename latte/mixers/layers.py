@@ -40,9 +40,29 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
+_OVERRIDES = ("forward", "_compiled_call_impl")  # what is called instead, where an instance has it
+
+
+def nothing_but_forward(module: nn.Module) -> bool:
+    """Whether calling this module does what its class says, and nobody watches: no hooks, nothing put in its place."""
+    own = module.__dict__
+    return not (own["_forward_hooks"] or own["_forward_pre_hooks"]) and own.keys().isdisjoint(_OVERRIDES)
+
+
+def project_token(x_B1D: Tensor, layer: nn.Linear) -> Tensor:
+    """``layer(x)`` for a large layer; for one token of a few rows without gradients, at the speed of memory."""
+    if x_B1D.shape[1] != 1 or x_B1D.shape[0] > native.FEW_ROWS or type(layer) is not nn.Linear:
+        return layer(x_B1D)
+    weight, traced = layer.weight, torch.compiler.is_compiling() or torch.is_grad_enabled()
+    plain = layer.bias is None and weight.dtype == x_B1D.dtype and weight.is_contiguous() and nothing_but_forward(layer)
+    if traced or not plain or torch.is_autocast_enabled("cpu") or choose_backend("products", None, x_B1D) != "native":
+        return layer(x_B1D)
+    return native.products(x_B1D[:, 0], [weight], torch.get_num_threads())[0][:, None]
+
+
 def project_together(x_BD: Tensor, *projections: Linear) -> list[Tensor]:
     """Several projections of the same few rows, without gradients: one pass over all their weights where it can be."""
-    plain = all(type(layer) is Linear and not layer._forward_hooks for layer in projections)  # not wrapped or watched
+    plain = all(type(layer) is Linear and nothing_but_forward(layer) for layer in projections)
     if plain and x_BD.shape[0] <= native.FEW_ROWS and choose_backend("products", None, x_BD) == "native":
         return native.products(x_BD, [layer.weight for layer in projections])
     return [layer(x_BD) for layer in projections]

@@ -13,10 +13,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from latte.mixers import Mixer
 from latte.mixers.feeds import Feed
+from latte.mixers.layers import project_token
 from latte.models.blocks import Block, build_norm
 from latte.models.cache import LatteCache
 from latte.models.config import LatteConfig
 from latte.models.loss import next_token_loss
+from latte.models.step import TokenStep
 from latte.ops.tokens import positions
 from latte.shapes import Axes
 
@@ -57,6 +59,7 @@ class LatteModel(LattePreTrainedModel):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = build_norm(config)
         self.gradient_checkpointing = False
+        self._step = TokenStep()
         self.post_init()
 
     def forward(
@@ -98,16 +101,24 @@ class LatteModel(LattePreTrainedModel):
             place_BT, _ = positions(x_BTD, mask, reset, start_B)
             x_BTD = x_BTD + self.embed_positions(self._known_places(place_BT))
         x_BTD = self.dropout(x_BTD)
-        states, hidden = [], [x_BTD] if output_hidden_states else None
-        for index, block in enumerate(self.layers):
-            x_BTD, after = block(x_BTD, None if before is None else before[index], mask, reset)
-            states.append(after)
-            if hidden is not None:
-                hidden.append(x_BTD)
+        hidden = [x_BTD] if output_hidden_states else None
+        stepped = None
+        if before is not None and mask is None and reset is None and hidden is None:
+            stepped = self._step(self.layers, self.norm, x_BTD, before)
+        if stepped is not None:
+            x_BTD, states = stepped
+        else:
+            states = []
+            for index, block in enumerate(self.layers):
+                x_BTD, after = block(x_BTD, None if before is None else before[index], mask, reset)
+                states.append(after)
+                if hidden is not None:
+                    hidden.append(x_BTD)
+            x_BTD = self.norm(x_BTD)
         if cache is not None:
             cache.advance(tuple(states), x_BTD, mask, reset)
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x_BTD),
+            last_hidden_state=cast("torch.FloatTensor", x_BTD),
             past_key_values=cache if use_cache else None,
             hidden_states=None if hidden is None else tuple(hidden),
         )
@@ -185,10 +196,10 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
         logits = None
         if return_logits or (return_logits is None and labels is None):
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden_BTD[:, kept])
+            logits = project_token(hidden_BTD[:, kept], self.lm_head)
         return CausalLMOutputWithPast(
             loss=cast("torch.FloatTensor | None", loss),
-            logits=logits,
+            logits=cast("torch.FloatTensor | None", logits),
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )

@@ -13,18 +13,23 @@ from latte.ops.native.pointwise import rms_norm, rotate, swiglu
 from latte.ops.native.product import FEW_ROWS, gated_product, products, rglru_step
 from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
+from latte.ops.native.token import LayerState, LayerWeights, Sizes, layer_fields, token_step
 from latte.ops.native.window import window_attention
 
 __all__ = [
     "EMPTY",
     "FEW_ROWS",
+    "LayerState",
+    "LayerWeights",
     "Near",
+    "Sizes",
     "available",
     "causal_latte",
     "decay_attention",
     "describe",
     "diagonal_scan",
     "gated_product",
+    "layer_fields",
     "macchiato_step",
     "products",
     "rglru",
@@ -32,9 +37,10 @@ __all__ = [
     "rms_norm",
     "rotate",
     "swiglu",
+    "token_step",
     "window_attention",
 ]
 
 if available():
     NATIVE_OPS.update(("causal_latte", "decay_attention", "diagonal_scan", "rglru", "window_attention"))
-    NATIVE_OPS.update(("macchiato_step", "products", "rms_norm", "rotate", "swiglu"))
+    NATIVE_OPS.update(("macchiato_step", "products", "rms_norm", "rotate", "swiglu", "token_step"))

@@ -138,14 +138,15 @@ struct NormBackward {
 
 constexpr int64_t kMatrices = 4;
 
-// x (B, K) times up to kMatrices matrices (rows, K), transposed. `gated`: the first y is silu of the first times the second.
+// x (B, K) times up to kMatrices matrices (rows, K), transposed. `gated`: the first y is silu of the first times the second;
+// `added`: the products are added to what stands in y.
 struct Products {
     struct Part {
         const void* w;
         int64_t rows;
         void* y;
     };
-    int64_t is_double, threads, B, K, count, gated;
+    int64_t is_double, threads, B, K, count, gated, added;
     const void* x;
     int64_t xb;
     Part part[kMatrices];
@@ -188,6 +189,34 @@ struct Decode {
     void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
     int64_t* count1;
     const uint8_t *mask, *reset;  // (B) or null
+};
+
+// A layer of the model with its state before and after the token; what a layer does not have is null.
+struct Layer {
+    int64_t M, R, N, windowed;
+    double softcap, power;
+    const void *mixer_norm, *v, *q, *k;
+    const void *gate_weight, *gate_bias, *decay;  // of the RG-LRU that feeds the latents; null: x itself does
+    const void *feed_norm, *latent_q, *latent_k, *slot_bias, *speeds, *o, *mlp_norm, *gate, *up, *down;
+    const void* h0;
+    const int64_t* fed0;
+    const double* log_norm0;
+    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;
+    const int64_t* count0;
+    void* h1;
+    int64_t* fed1;
+    double* log_norm1;
+    void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
+    int64_t* count1;
+};
+
+// One token a row through all layers and the last norm. Heads are V wide, keys too; the MLP is I wide inside.
+struct Token {
+    int64_t is_double, threads, B, D, H, G, V, I, layers;
+    double eps;
+    const void *x, *norm;  // (B, D), (D)
+    void* y;               // (B, D)
+    const Layer* layer;
 };
 
 }  // namespace latte

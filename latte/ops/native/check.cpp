@@ -28,6 +28,7 @@ DECLARE(norm_backward, NormBackward)
 DECLARE(decode, Decode)
 DECLARE(products, Products)
 DECLARE(rglru_step, RglruStep)
+DECLARE(token, Token)
 
 namespace {
 
@@ -213,10 +214,40 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                                any(2 * H * width), any(H * width), any(B * H * width), p.output(B * H * width),
                                                p.output(B * H * width), count, p.template output<int64_t>(B), mask, reset};
                             rglru_step(&r);
-                            latte::Products m{d, threads, B, width, 2, extra, any(B * width), width, {}};
+                            latte::Products m{d, threads, B, width, 2, extra, R > 0, any(B * width), width, {}};
                             m.part[0] = {any(9 * width), 9, p.output(B * 9)}, m.part[1] = {any(9 * width), 9, p.output(B * 9)};
                             products(&m);
                         });
+                    both<T>("token", [&](Pool<T>& p, int64_t threads) {
+                        const int64_t G = 1, D = H * width, I = width + 5, K = 2 * width, N = extra ? 2 : 0;
+                        auto any = [&](int64_t n) { return p.random(n, -1, 1); };
+                        const double* speeds = extra ? nullptr : p.template random<double>(width, 0, 1);
+                        std::vector<latte::Layer> layers;
+                        // With a window and a recurrence, and with neither.
+                        for (int64_t windowed : {1, 0}) {
+                            const int64_t R = windowed ? 5 : 0, slots = M + windowed, n = windowed ? N : 0;
+                            latte::Layer w{};
+                            w.M = M, w.R = R, w.N = n, w.windowed = windowed, w.softcap = extra ? 3.0 : 0.0, w.power = 8.0;
+                            w.mixer_norm = any(D), w.mlp_norm = any(D), w.feed_norm = extra ? any(D) : nullptr, w.v = any(G * K * D);
+                            w.latent_q = any(H * slots * D), w.latent_k = any(H * M * D), w.o = any(D * H * K);
+                            w.gate = any(I * D), w.up = any(I * D), w.down = any(D * I);
+                            w.log_norm0 = p.template random<double>(B * H * M, -1, 1), w.mean0 = any(B * H * M * K);
+                            w.log_norm1 = p.template output<double>(B * H * M), w.mean1 = p.output(B * H * M * K);
+                            if (windowed) {
+                                w.q = any(H * K * D), w.k = any(G * K * D), w.slot_bias = extra ? any(H) : nullptr, w.speeds = speeds;
+                                w.gate_weight = any(2 * H * width * width), w.gate_bias = any(2 * D), w.decay = any(D);
+                                w.h0 = any(B * D), w.h1 = p.output(B * D);
+                                w.fed0 = p.template random<int64_t>(B, 0, 3), w.fed1 = p.template output<int64_t>(B);
+                                w.ring_k0 = any(B * R * G * K), w.ring_v0 = any(B * R * G * K), w.sink_k0 = any(B * n * G * K), w.sink_v0 = any(B * n * G * K);
+                                w.ring_k1 = p.output(B * R * G * K), w.ring_v1 = p.output(B * R * G * K);
+                                w.sink_k1 = p.output(B * n * G * K), w.sink_v1 = p.output(B * n * G * K);
+                                w.count0 = p.template random<int64_t>(B, 0, 9), w.count1 = p.template output<int64_t>(B);
+                            }
+                            layers.push_back(w);
+                        }
+                        latte::Token t{d, threads, B, D, H, G, K, I, 2, 1e-6, any(B * D), any(D), p.output(B * D), layers.data()};
+                        token(&t);
+                    });
                     for (int64_t left : {0, 7, 40})
                         both<T>("window", [&](Pool<T>& p, int64_t threads) {
                             const int64_t S = Tn + (extra ? 9 : 0), G = 1, right = extra ? 5 : 0, D = width;

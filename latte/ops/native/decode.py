@@ -61,7 +61,7 @@ def macchiato_step(
         K, R, N = near.q.shape[-1], near.ring_keys.shape[1], near.sink_keys.shape[1]
         rope, scale, softcap = int(near.theta is not None), K**-0.5, near.softcap or 0.0
         q, key = _row(near.q), _row(near.k)
-        speeds = None if near.theta is None else _speeds(K, near.theta)
+        speeds = None if near.theta is None else rotary_speeds(K, near.theta)
         inputs += [q.data_ptr(), q.stride(0), key.data_ptr(), key.stride(0)]
         inputs += [library.pointer(near.slot_bias), library.pointer(speeds)]
         before = [x.contiguous() for x in near[2:7]]
@@ -90,6 +90,6 @@ def _row(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _speeds(width: int, theta: float) -> Tensor:
+def rotary_speeds(width: int, theta: float) -> Tensor:
     """Radians a token for each pair of channels."""
     return theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)

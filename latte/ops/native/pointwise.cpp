@@ -1,5 +1,6 @@
 // What stands between the matrix products of a layer, each in one pass over memory: rotary encoding, SwiGLU and RMS norm.
 #include "args.h"
+#include "norm.h"
 #include "work.h"
 
 LATTE_BEGIN
@@ -8,13 +9,6 @@ template <class T>
 LATTE_INLINE T* at(const View& v, int64_t b, int64_t t, int64_t h) {
     return (T*)v.data + b * v.b + t * v.t + h * v.h;
 }
-template <class T, class F>
-LATTE_INLINE void each_vector(int64_t width, F body) {
-    int64_t c = 0;
-    for (; c + kWidth<T> <= width; c += kWidth<T>) body(c, int64_t(kWidth<T>));
-    if (c < width) body(c, width - c);
-}
-
 // Channels i and i + K/2 turned by the token's angle for i; backwards it is the other way round.
 template <class T>
 void rotate_typed(const Rotate& g) {
@@ -71,37 +65,12 @@ void swiglu_backward_typed(const SwigluBackward& g) {
     });
 }
 
-// 1 / sqrt(mean(x^2) + eps). Sums of squares in four streams: one would wait for itself.
-template <class T>
-T inverse_rms(const T* x, int64_t D, double eps) {
-    constexpr int W = kWidth<T>;
-    Vec<T> sum[4] = {};
-    int64_t c = 0;
-    for (; c + 4 * W <= D; c += 4 * W)
-        for (int j = 0; j < 4; ++j) {
-            const Vec<T> v = load(x + c + j * W);
-            sum[j] = v * v + sum[j];
-        }
-    for (; c < D; c += W) {
-        const Vec<T> v = load_some(x + c, D - c, T(0));
-        sum[0] = v * v + sum[0];
-    }
-    return T(1 / ::sqrt(double(sum_lanes<T>((sum[0] + sum[1]) + (sum[2] + sum[3]))) / double(D) + eps));
-}
-
 template <class T>
 void norm_forward_typed(const NormForward& g) {
     const T* weight = (const T*)g.weight;
     large_pages(g.y, g.N * g.D * int64_t(sizeof(T)));
     parallel(g.N, useful_threads(g.threads, 4.0 * double(g.N) * double(g.D)), [&](int64_t begin, int64_t end) {
-        for (int64_t n = begin; n < end; ++n) {
-            const T* x = (const T*)g.x + n * g.D;
-            T* y = (T*)g.y + n * g.D;
-            const Vec<T> inv = splat(inverse_rms(x, g.D, g.eps));
-            each_vector<T>(g.D, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
-                store_some(y + c, load_some(x + c, k, T(0)) * inv * load_some(weight + c, k, T(0)), k);
-            });
-        }
+        for (int64_t n = begin; n < end; ++n) norm_row((T*)g.y + n * g.D, (const T*)g.x + n * g.D, weight, g.D, g.eps);
     });
 }
 

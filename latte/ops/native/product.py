@@ -13,24 +13,26 @@ MATRICES = 4  # at most, in one call
 FEW_ROWS = 4
 
 
-def products(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """x @ weight^T for up to four contiguous (N, K) matrices and x (B, K), in one pass. The caller has checked them."""
+def products(x: Tensor, weights: Sequence[Tensor], threads: int = 1) -> list[Tensor]:
+    """x @ weight^T for up to four contiguous (N, K) matrices and x (B, K), in one pass. The caller has checked them.
+
+    One thread reads nearly at the speed of memory; more are worth waking for many megabytes only.
+    """
     outputs = [x.new_empty((x.shape[0], weight.shape[0])) for weight in weights]
-    _call(x, weights, outputs, False)
+    _call(x, weights, outputs, False, threads)
     return outputs
 
 
 def gated_product(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """silu(x @ gate^T) * (x @ up^T) for contiguous (N, K) matrices and x (B, K). The caller has checked them."""
     y = x.new_empty((x.shape[0], gate.shape[0]))
-    _call(x, (gate, up), (y, y), True)
+    _call(x, (gate, up), (y, y), True, 1)
     return y
 
 
-def _call(x: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor], gated: bool) -> None:
+def _call(x: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor], gated: bool, threads: int) -> None:
     x = library.rows(x)
-    # One thread: it reads at the speed of memory, and two would wait for each other wherever something else runs too.
-    fields = [int(x.dtype == torch.float64), 1, *x.shape, len(weights), int(gated), x.data_ptr(), x.stride(0)]
+    fields = [int(x.dtype == torch.float64), threads, *x.shape, len(weights), int(gated), 0, x.data_ptr(), x.stride(0)]
     for weight, y in zip(weights, outputs, strict=True):
         fields += (weight.data_ptr(), weight.shape[0], y.data_ptr())
     fields += (0,) * (3 * (MATRICES - len(weights)))

@@ -1,5 +1,6 @@
 // Threads and scratch memory.
 #pragma once
+#include <sched.h>
 #include <stdlib.h>
 
 #include "args.h"
@@ -67,6 +68,63 @@ void parallel(int64_t units, int64_t threads, F body) {
 #else
     body(int64_t(0), units);
 #endif
+}
+
+// Stages of a call one after the other, each cut in pieces that threads take one by one. A stage is over when its last piece is
+// done, whoever did it: one region serves many short stages, and where something else runs on the machine too, a thread that
+// finds no free core is not waited for. All pieces of all stages are numbered through, so two counters are enough.
+struct Relay {
+    alignas(64) int64_t taken = 0;
+    alignas(64) int64_t done = 0;
+};
+
+// One thread's way through the stages; every thread must pass the same ones in the same order.
+class Runner {
+  public:
+    explicit Runner(Relay& relay) : relay_(relay) {}
+
+    template <class F>
+    void stage(int64_t pieces, F body) {
+        const int64_t end = first_ + pieces;
+        int64_t next = __atomic_load_n(&relay_.taken, __ATOMIC_RELAXED);
+        while (next < end) {
+            if (!__atomic_compare_exchange_n(&relay_.taken, &next, next + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+            body(next - first_);
+            __atomic_fetch_add(&relay_.done, 1, __ATOMIC_RELEASE);
+            next = __atomic_load_n(&relay_.taken, __ATOMIC_RELAXED);
+        }
+        first_ = end;
+        for (int64_t turn = 0; __atomic_load_n(&relay_.done, __ATOMIC_ACQUIRE) < end; ++turn) turn < kPatience ? breathe() : (void)sched_yield();
+    }
+
+  private:
+    static constexpr int64_t kPatience = 2000;  // some ten microseconds: a piece takes less, unless its thread lost its core
+
+    static LATTE_INLINE void breathe() {
+#if defined(__SSE2__)
+        _mm_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+    Relay& relay_;
+    int64_t first_ = 0;  // number of the present stage's first piece
+};
+
+// Runs body(runner) on every thread.
+template <class F>
+void relay(int64_t threads, F body) {
+    Relay counters;
+    parallel(threads, threads, [&](int64_t, int64_t) {
+        Runner runner(counters);
+        body(runner);
+    });
+}
+
+// Runs body(piece) for every piece, on whichever thread is free.
+template <class F>
+void share(int64_t pieces, int64_t threads, const F& body) {
+    relay(min64(threads, pieces), [&](Runner& run) { run.stage(pieces, body); });
 }
 
 // A fresh output of 32 MB comes from the system in 8192 zeroed pages, and touching them takes longer than computing it: ask for

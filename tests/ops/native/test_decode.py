@@ -115,6 +115,13 @@ def test_products(B, K, dtype):
     assert relative(native.gated_product(x, gate, up), expected) < tolerance
 
 
+def test_threads_share_out_the_rows_of_a_large_product():
+    x, weight = torch.randn(2, 512), torch.randn(3001, 512)
+    (alone,), (shared,) = (native.products(x, [weight], threads) for threads in (1, 3))
+    assert torch.equal(alone, shared)
+    assert relative(shared, x.double() @ weight.double().T) < 1e-5
+
+
 def test_wrapped_and_watched_projections_are_called():
     first, second = Linear(6, 4), Linear(6, 3)
     x, seen = torch.randn(2, 6), []
@@ -124,7 +131,10 @@ def test_wrapped_and_watched_projections_are_called():
         for got, wanted in zip(project_together(x, first, second), expected, strict=True):
             assert relative(got, wanted) < 1e-5
         handle.remove()
-    assert seen == [1]
+        handle = first.register_forward_pre_hook(lambda *given: seen.append(2))
+        project_together(x, first, second)
+        handle.remove()
+    assert seen == [1, 2]
 
 
 def test_extreme_logits_stay_finite():

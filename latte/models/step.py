@@ -1,0 +1,229 @@
+"""One token through all blocks in one native call, where calling them one by one would do nothing more.
+
+Decoding reads every weight once a token. Everything else, module calls and small operations, took longer than that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+from latte.mixers.feeds import GATE_POWER, RGLRU, Feed, RGLRUState
+from latte.mixers.latte import LatteMixer, LatteMixerState
+from latte.mixers.layers import Linear, RMSNorm, nothing_but_forward
+from latte.mixers.window import Window
+from latte.models.blocks import Block, SwiGLU
+from latte.ops import LatteState, ScanState, WindowState, native
+from latte.ops.backends import choose_backend
+from latte.state import State, require_state
+
+
+class _Unfit(Exception):  # noqa: N818  (an outcome, not an error)
+    """The model holds something that the kernel does not know."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the kernel is told of a model, and what must still be so at the next token for that to be true."""
+
+    blocks: nn.ModuleList
+    norm: nn.Module
+    sizes: native.Sizes
+    norm_weight: Tensor
+    layers: list[tuple[int, ...]]
+    modules: list[nn.Module]
+    dropouts: list[nn.Dropout]
+    families: list[tuple[dict[str, Any], list[nn.Module | None]]]  # what is registered where
+    weights: list[tuple[dict[str, Any], str, Tensor, int]]  # with the address that the kernel knows
+
+    def holds(self) -> bool:
+        """Nothing was wrapped, replaced, moved, watched by a hook or set to drop since the plan was made."""
+        if not all(map(nothing_but_forward, self.modules)):
+            return False
+        if any(dropout.training and dropout.p for dropout in self.dropouts):
+            return False
+        if any(list(registered.values()) != children for registered, children in self.families):
+            return False
+        for registered, name, weight, address in self.weights:
+            if registered.get(name) is not weight or weight.data_ptr() != address or not weight.is_contiguous():
+                return False
+        return True
+
+
+class TokenStep:
+    """The blocks and the last norm of a model, for inputs of one token a row."""
+
+    def __init__(self) -> None:
+        self._plan: _Plan | None = None
+        self._made: list[weakref.ref[State]] = []  # the last states that came from here: they need no check
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": None, "_made": []}  # a copy has weights of its own
+
+    def __call__(
+        self, blocks: nn.ModuleList, norm: nn.Module, x_B1D: Tensor, states: tuple[State, ...]
+    ) -> tuple[Tensor, list[State]] | None:
+        """Hidden states after the norm, and new states; None where the blocks themselves have to be called.
+
+        Raises:
+            ValueError: states of another model or batch.
+        """
+        if not _serves(x_B1D):
+            return None
+        plan = self._plan_for(blocks, norm, x_B1D.dtype)
+        if plan is None or plan.sizes.width != x_B1D.shape[2]:
+            return None
+        if not self._made_here(states, x_B1D.shape[0]):
+            for block, state in zip(blocks, states, strict=True):
+                expected = cast(LatteMixer, block.mixer).expected_state(x_B1D)
+                require_state("mixer 'latte'", state, expected)
+        before = [_tensors(state) for state in states]
+        y_BD, after = native.token_step(x_B1D[:, 0], plan.norm_weight, plan.sizes, plan.layers, before)
+        made = [_state(tensors) for tensors in after]
+        self._made = [weakref.ref(state) for state in made]
+        return y_BD[:, None], made
+
+    def _plan_for(self, blocks: nn.ModuleList, norm: nn.Module, dtype: torch.dtype) -> _Plan | None:
+        """The last plan if it still holds, or a new one, or None if there can be none."""
+        plan = self._plan
+        known = plan is not None and plan.blocks is blocks and plan.norm is norm and plan.norm_weight.dtype == dtype
+        if plan is not None and known and plan.holds():
+            return plan
+        self._made = []
+        try:
+            self._plan = _Maker(dtype).plan(blocks, norm)
+        except _Unfit:
+            self._plan = None
+        return self._plan if self._plan is not None and self._plan.holds() else None
+
+    def _made_here(self, states: Sequence[State], batch: int) -> bool:
+        if len(states) != len(self._made) or states[0].batch_size != batch:
+            return False
+        return all(made() is state for made, state in zip(self._made, states, strict=True))
+
+
+def _serves(x_B1D: Tensor) -> bool:
+    B, T, _ = x_B1D.shape
+    if T != 1 or B > native.FEW_ROWS or type(x_B1D) is not Tensor:
+        return False
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _global_forward_hooks or _global_forward_pre_hooks:
+        return False
+    return not torch.is_autocast_enabled("cpu") and choose_backend("token_step", None, x_B1D) == "native"
+
+
+def _tensors(state: Any) -> native.LayerState:
+    """A layer's state in the kernel's order."""
+    feed, latents, window = state.feed, state.latents, state.window
+    fed = (feed.scan.h_BD, feed.count_B) if isinstance(feed, RGLRUState) else (None, None)
+    near: native.LayerState = (None,) * 5
+    if window is not None:
+        near = (window.keys_BRGK, window.values_BRGV, window.sink_keys_BNGK, window.sink_values_BNGV, window.count_B)
+    return (*fed, latents.log_norm_BHM, latents.mean_BHMV, *near)
+
+
+def _state(tensors: Any) -> State:
+    h_BD, fed_B, log_norm_BHM, mean_BHMV, *near = tensors
+    feed = None if h_BD is None else RGLRUState(ScanState(h_BD), fed_B)
+    window = None if near[0] is None else WindowState(*near)
+    return LatteMixerState(feed, LatteState(log_norm_BHM, mean_BHMV), window)
+
+
+class _Maker:
+    """Walks over a model and notes all that the kernel relies on."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.modules: list[nn.Module] = []
+        self.dropouts: list[nn.Dropout] = []
+        self.parents: dict[nn.Module, None] = {}
+        self.weights: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        self.sizes: set[native.Sizes] = set()
+
+    def plan(self, blocks: nn.ModuleList, norm: nn.Module) -> _Plan:
+        """Raises _Unfit."""
+        fields = [self.layer(self.child(blocks, str(index), Block)) for index in range(len(blocks))]
+        if type(norm) is not RMSNorm or {size.eps for size in self.sizes} != {norm.eps} or len(self.sizes) != 1:
+            raise _Unfit
+        (sizes,) = self.sizes
+        self.modules.append(norm)
+        weight = self.weight(norm, "weight", sizes.width)
+        families = [(parent._modules, list(parent._modules.values())) for parent in self.parents]
+        return _Plan(blocks, norm, sizes, weight, fields, self.modules, self.dropouts, families, self.weights)
+
+    def layer(self, block: Block) -> tuple[int, ...]:
+        mixer: LatteMixer = self.child(block, "mixer", LatteMixer)
+        config, options, mlp = mixer.config, mixer.options, self.child(block, "mlp", SwiGLU)
+        self.dropouts.append(self.child(block, "dropout", nn.Dropout))
+        if config.bidirectional or options.coupled:
+            raise _Unfit
+        D, H, G, V = config.hidden_size, config.num_heads, config.kv_heads, config.width
+        inside, M = mlp.gate_proj.weight.shape[0], mixer.latents_per_head
+        mixer_norm, mlp_norm = (self.child(block, name, RMSNorm) for name in ("mixer_norm", "mlp_norm"))
+        norms = [mixer_norm, mlp_norm]
+        q = k = gate_weight = gate_bias = decay = feed_norm = slot_bias = None
+        feed = self.child(mixer, "feed", Feed, RGLRU)
+        if type(feed) is RGLRU:
+            gate_weight = self.weight(feed, "gate_weight", 2, H, D // H, D // H)
+            gate_bias = self.weight(feed, "gate_bias", 2, H, D // H)
+            decay = self.weight(feed, "decay", D)
+        if mixer.feed_norm is not None:
+            norms.append(self.child(mixer, "feed_norm", RMSNorm))
+            feed_norm = self.weight(norms[-1], "weight", D)
+        if mixer.window is not None:
+            window = self.child(mixer, "window", Window)
+            q, k = self.matrix(window, "q_proj", H * V, D), self.matrix(window, "k_proj", G * V, D)
+            slot_bias = None if mixer.slot0_bias is None else self.weight(mixer, "slot0_bias", H)
+        eps = {norm.eps for norm in norms}
+        if len(eps) != 1:
+            raise _Unfit
+        self.sizes.add(native.Sizes(D, H, G, V, inside, eps.pop()))
+        weights = native.LayerWeights(
+            mixer_norm=self.weight(mixer_norm, "weight", D),
+            v=self.matrix(mixer, "v_proj", G * V, D),
+            q=q,
+            k=k,
+            gate_weight=gate_weight,
+            gate_bias=gate_bias,
+            decay=decay,
+            feed_norm=feed_norm,
+            latent_q=self.matrix(mixer, "latent_q_proj", H * mixer.slots, D),
+            latent_k=self.matrix(mixer, "latent_k_proj", H * M, D),
+            slot_bias=slot_bias,
+            o=self.matrix(mixer, "o_proj", D, H * V),
+            mlp_norm=self.weight(mlp_norm, "weight", D),
+            gate=self.matrix(mlp, "gate_proj", inside, D),
+            up=self.matrix(mlp, "up_proj", inside, D),
+            down=self.matrix(mlp, "down_proj", D, inside),
+        )
+        theta = config.rope_theta if options.rope else None
+        sinks = 0 if options.window is None else options.sinks
+        return native.layer_fields(weights, M, options.window, sinks, V, options.softcap, theta, GATE_POWER)
+
+    def child(self, parent: nn.Module, name: str, *kinds: type) -> Any:
+        module = parent._modules.get(name)
+        if module is None or type(module) not in kinds:
+            raise _Unfit
+        self.modules.append(module)
+        self.parents[parent] = None
+        return module
+
+    def matrix(self, parent: nn.Module, name: str, *shape: int) -> Tensor:
+        layer = self.child(parent, name, Linear, nn.Linear)
+        if layer.bias is not None:
+            raise _Unfit
+        return self.weight(layer, "weight", *shape)
+
+    def weight(self, module: nn.Module, name: str, *shape: int) -> Tensor:
+        weight = module._parameters.get(name)
+        if type(weight) is not nn.Parameter or weight.shape != shape or weight.device.type != "cpu":
+            raise _Unfit
+        if weight.dtype != self.dtype or not weight.is_contiguous():
+            raise _Unfit
+        self.weights.append((module._parameters, name, weight, weight.data_ptr()))
+        return weight

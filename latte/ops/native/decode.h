@@ -1,0 +1,218 @@
+// One token of a Macchiato layer between its projections: slots, latents and window, from one state to the next.
+//
+//     p = softmax(slots)    a' = logaddexp(a, k)    S' = S + exp(k - a') (v - S)    y = p_0 window(q) + sum_l p_l S'_l
+//
+// where window(q) is softmax attention of the rotated query to the ring of past keys, to the present one, and to the sinks that
+// lie behind the window. A thread owns key-value heads of rows: it attends, then copies their part of the ring with the one slot
+// replaced. States are values, so the old one stays as it is; the copy is a second reading of what attention has just read.
+#pragma once
+#include "args.h"
+#include "work.h"
+
+LATTE_BEGIN
+
+constexpr double kEmpty = -1e30;
+
+template <class T>
+T dot(const T* a, const T* b, int64_t n) {
+    Vec<T> sum[2] = {};
+    int64_t c = 0;
+    for (; c + 2 * kWidth<T> <= n; c += 2 * kWidth<T>)
+        for (int j = 0; j < 2; ++j) sum[j] = load(a + c + j * kWidth<T>) * load(b + c + j * kWidth<T>) + sum[j];
+    for (; c < n; c += kWidth<T>) sum[0] = load_some(a + c, n - c, T(0)) * load_some(b + c, n - c, T(0)) + sum[0];
+    return sum_lanes<T>(sum[0] + sum[1]);
+}
+// y += s x
+template <class T>
+LATTE_INLINE void add_scaled(T* y, const T* x, T s, int64_t n) {
+    for (int64_t c = 0; c < n; c += kWidth<T>) {
+        const int64_t k = min64(kWidth<T>, n - c);
+        store_some(y + c, load_some(x + c, k, T(0)) * splat(s) + load_some(y + c, k, T(0)), k);
+    }
+}
+
+template <class T>
+void rotated(T* to, const T* from, const double* cosine, const double* sine, int64_t K) {
+    if (!cosine) {
+        memcpy(to, from, size_t(K) * sizeof(T));
+        return;
+    }
+    const int64_t half = K / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        const T c = T(cosine[i]), s = T(sine[i]), x = from[i], y = from[i + half];
+        to[i] = x * c - y * s, to[i + half] = y * c + x * s;
+    }
+}
+
+template <class T>
+struct Row {
+    const Decode& g;
+    int64_t b, count;  // tokens of the document before this one
+    bool fresh;        // the state is of another document
+
+    // Softmax attention of one head; `scores` has room for ring, present and sinks.
+    void attend(const T* q, const T* sunk, const T* key, int64_t group, T* scores, T* y) const {
+        const int64_t held = g.R == 0 ? 0 : min64(count, g.R), sinks = max64(0, min64(g.N, count - g.R));
+        const T* ring = (const T*)g.ring_k0 + (b * g.R * g.G + group) * g.K;
+        const T* sink = (const T*)g.sink_k0 + (b * g.N * g.G + group) * g.K;
+        int64_t n = 0;
+        for (int64_t i = 0; i < held; ++i) scores[n++] = dot(q, ring + i * g.G * g.K, g.K);
+        scores[n++] = dot(q, key, g.K);
+        for (int64_t i = 0; i < sinks; ++i) scores[n++] = dot(sunk, sink + i * g.G * g.K, g.K);
+        T top = T(-INFINITY);
+        for (int64_t i = 0; i < n; ++i) {
+            T s = scores[i] * T(g.scale);
+            if (g.softcap != 0) s = T(g.softcap) * T(::tanh(double(s / T(g.softcap))));
+            scores[i] = s;
+            top = s > top ? s : top;
+        }
+        T total = 0;
+        for (int64_t i = 0; i < n; i += kWidth<T>) {
+            const int64_t k = min64(kWidth<T>, n - i);
+            const Vec<T> e = vexp(load_some(scores + i, k, T(-INFINITY)) - splat(top));
+            store_some(scores + i, e, k);
+            total += sum_lanes<T>(e);
+        }
+        const T share = 1 / total;
+        const T* value = (const T*)g.ring_v0 + (b * g.R * g.G + group) * g.V;
+        const T* sink_value = (const T*)g.sink_v0 + (b * g.N * g.G + group) * g.V;
+        memset(y, 0, size_t(g.V) * sizeof(T));
+        n = 0;
+        for (int64_t i = 0; i < held; ++i) add_scaled(y, value + i * g.G * g.V, scores[n++] * share, g.V);
+        add_scaled(y, (const T*)g.v + b * g.vb + group * g.V, scores[n++] * share, g.V);
+        for (int64_t i = 0; i < sinks; ++i) add_scaled(y, sink_value + i * g.G * g.V, scores[n++] * share, g.V);
+    }
+
+    // Softmax over the slots of a head, the bias of slot 0 added.
+    void weigh(int64_t h, T* p) const {
+        const int64_t slots = g.M + (g.windowed ? 1 : 0);
+        memcpy(p, (const T*)g.slots + b * g.slotsb + h * slots, size_t(slots) * sizeof(T));
+        if (g.bias) p[0] += ((const T*)g.bias)[h];
+        T top = p[0], total = 0;
+        for (int64_t i = 1; i < slots; ++i) top = p[i] > top ? p[i] : top;
+        for (int64_t i = 0; i < slots; i += kWidth<T>) {
+            const int64_t k = min64(kWidth<T>, slots - i);
+            const Vec<T> e = vexp(load_some(p + i, k, T(-INFINITY)) - splat(top));
+            store_some(p + i, e, k);
+            total += sum_lanes<T>(e);
+        }
+        for (int64_t i = 0; i < slots; ++i) p[i] /= total;
+    }
+
+    // Move the latents of a head on by one token and add what they say to y.
+    void read_latents(int64_t h, const T* p, T* y) const {
+        const int64_t at = (b * g.H + h) * g.M;
+        const T* v = (const T*)g.v + b * g.vb + h / (g.H / g.G) * g.V;
+        for (int64_t l = 0; l < g.M; ++l) {
+            const double before = fresh ? kEmpty : g.log_norm0[at + l], k = double(((const T*)g.k_latent)[b * g.klb + h * g.M + l]);
+            const double high = before > k ? before : k, after = high + ::log1p(::exp((before > k ? k : before) - high));
+            const Vec<T> share = splat(T(::exp(k - after))), weight = splat(p[l]);
+            g.log_norm1[at + l] = after;
+            const T* from = (const T*)g.mean0 + (at + l) * g.V;
+            T* to = (T*)g.mean1 + (at + l) * g.V;
+            for (int64_t c = 0; c < g.V; c += kWidth<T>) {
+                const int64_t n = min64(kWidth<T>, g.V - c);
+                const Vec<T> old = fresh ? Vec<T>{} : load_some(from + c, n, T(0));
+                const Vec<T> now = old + share * (load_some(v + c, n, T(0)) - old);
+                store_some(to + c, now, n);
+                store_some(y + c, weight * now + load_some(y + c, n, T(0)), n);
+            }
+        }
+    }
+
+    // Padding changes nothing but, with a reset, forgets.
+    void keep_latents(int64_t h) const {
+        const int64_t at = (b * g.H + h) * g.M;
+        for (int64_t l = 0; l < g.M; ++l) g.log_norm1[at + l] = fresh ? kEmpty : g.log_norm0[at + l];
+        const size_t bytes = size_t(g.M * g.V) * sizeof(T);
+        if (fresh)
+            memset((T*)g.mean1 + at * g.V, 0, bytes);
+        else
+            memcpy((T*)g.mean1 + at * g.V, (const T*)g.mean0 + at * g.V, bytes);
+    }
+
+    // `slots` rows of one group, `place` of them replaced by `now` (none if negative).
+    static void copy_ring(T* to, const T* from, const T* now, int64_t place, int64_t slots, int64_t stride, int64_t width) {
+        for (int64_t i = 0; i < slots; ++i)
+            memcpy(to + i * stride, i == place ? now : from + i * stride, size_t(width) * sizeof(T));
+    }
+};
+
+// All of one key-value head of one row: a unit of work. The rotary angles of a row are kept from unit to unit.
+template <class T>
+class Mixing {
+  public:
+    explicit Mixing(const Decode& g)
+        : g_(g),
+          mem_(4 * room(g.K / 2, 8) + room(slots(), sizeof(T)) + room(g.R + g.N + 1, sizeof(T)) + 3 * room(g.K, sizeof(T)) + room(g.V, sizeof(T))),
+          near_(mem_.take<double>(g.K / 2)),
+          near_s_(mem_.take<double>(g.K / 2)),
+          far_(mem_.take<double>(g.K / 2)),
+          far_s_(mem_.take<double>(g.K / 2)),
+          p_(mem_.take<T>(slots())),
+          scores_(mem_.take<T>(g.R + g.N + 1)),
+          q_(mem_.take<T>(g.K)),
+          sunk_(mem_.take<T>(g.K)),
+          key_(mem_.take<T>(g.K)),
+          seen_(mem_.take<T>(g.V)) {}
+
+    void operator()(int64_t unit) {
+        const int64_t b = unit / g_.G, group = unit % g_.G, shared = g_.H / g_.G;
+        const bool real = !g_.mask || g_.mask[b], fresh = g_.reset && g_.reset[b];
+        const int64_t count = fresh || !g_.windowed ? 0 : g_.count0[b];
+        const Row<T> row{g_, b, count, fresh};
+        if (g_.windowed && g_.rope && turned_ != b) turn(b, count);
+        const double *c = g_.rope ? near_ : nullptr, *cf = g_.rope ? far_ : nullptr;
+        if (g_.windowed) rotated(key_, (const T*)g_.k + b * g_.kb + group * g_.K, c, near_s_, g_.K);
+        for (int64_t h = group * shared; h < (group + 1) * shared; ++h) {
+            T* y = (T*)g_.y + (b * g_.H + h) * g_.V;
+            memset(y, 0, size_t(g_.V) * sizeof(T));
+            if (!real) {
+                row.keep_latents(h);
+                continue;
+            }
+            row.weigh(h, p_);
+            if (g_.windowed) {
+                const T* raw = (const T*)g_.q + b * g_.qb + h * g_.K;
+                rotated(q_, raw, c, near_s_, g_.K);
+                if (g_.N) rotated(sunk_, raw, cf, far_s_, g_.K);
+                row.attend(q_, sunk_, key_, group, scores_, seen_);
+                add_scaled(y, seen_, p_[0], g_.V);
+            }
+            row.read_latents(h, p_ + (g_.windowed ? 1 : 0), y);
+        }
+        if (g_.windowed) keep_window(b, group, count, real);
+    }
+
+  private:
+    int64_t slots() const { return g_.M + (g_.windowed ? 1 : 0); }
+
+    void turn(int64_t b, int64_t count) {
+        const double sunken = double(min64(count, g_.N + g_.R));
+        for (int64_t i = 0; i < g_.K / 2; ++i) {
+            const double speed = ((const double*)g_.speeds)[i];
+            near_[i] = ::cos(double(count) * speed), near_s_[i] = ::sin(double(count) * speed);
+            if (g_.N) far_[i] = ::cos(sunken * speed), far_s_[i] = ::sin(sunken * speed);
+        }
+        turned_ = b;
+    }
+
+    void keep_window(int64_t b, int64_t group, int64_t count, bool real) const {
+        const int64_t place = real && g_.R ? count % g_.R : -1, sink = real && count < g_.N ? count : -1;
+        const T* value = (const T*)g_.v + b * g_.vb + group * g_.V;
+        const int64_t ring = (b * g_.R * g_.G + group), sinks = (b * g_.N * g_.G + group), key_step = g_.G * g_.K, value_step = g_.G * g_.V;
+        Row<T>::copy_ring((T*)g_.ring_k1 + ring * g_.K, (const T*)g_.ring_k0 + ring * g_.K, key_, place, g_.R, key_step, g_.K);
+        Row<T>::copy_ring((T*)g_.ring_v1 + ring * g_.V, (const T*)g_.ring_v0 + ring * g_.V, value, place, g_.R, value_step, g_.V);
+        Row<T>::copy_ring((T*)g_.sink_k1 + sinks * g_.K, (const T*)g_.sink_k0 + sinks * g_.K, key_, sink, g_.N, key_step, g_.K);
+        Row<T>::copy_ring((T*)g_.sink_v1 + sinks * g_.V, (const T*)g_.sink_v0 + sinks * g_.V, value, sink, g_.N, value_step, g_.V);
+        if (group == 0) g_.count1[b] = count + (real ? 1 : 0);
+    }
+
+    const Decode& g_;
+    Scratch mem_;
+    double *near_, *near_s_, *far_, *far_s_;  // cosines and sines of the token's place, and of where sinks are looked at from
+    T *p_, *scores_, *q_, *sunk_, *key_, *seen_;
+    int64_t turned_ = -1;  // the row that the angles are of
+};
+
+LATTE_END

@@ -1,0 +1,119 @@
+// One token of a whole model: all layers and the last norm in one call.
+//
+// At one token a layer is twenty small operations, and calling them takes as long as reading the weights. Here threads wake once
+// and go through the stages of all layers together; what passes between stages stays in the cache.
+#include "decode.h"
+#include "norm.h"
+#include "product.h"
+
+LATTE_BEGIN
+
+// What passes from stage to stage, for all rows.
+template <class T>
+struct Passed {
+    Scratch mem;
+    T *x, *normed, *v, *q, *k, *fed, *slots, *k_latent, *mixed, *wide;
+
+    static int64_t most_slots(const Token& g) {
+        int64_t most = 0;
+        for (int64_t i = 0; i < g.layers; ++i) most = max64(most, g.layer[i].M + 1);
+        return most;
+    }
+    explicit Passed(const Token& g) : Passed(g, g.B * g.H * most_slots(g), g.B * g.H * g.V, g.B * g.G * g.V) {}
+
+  private:
+    Passed(const Token& g, int64_t slot_room, int64_t heads, int64_t groups)
+        : mem(3 * room(g.B * g.D, sizeof(T)) + 2 * room(slot_room, sizeof(T)) + 2 * room(heads, sizeof(T)) + 2 * room(groups, sizeof(T)) +
+              room(g.B * g.I, sizeof(T))) {
+        x = mem.take<T>(g.B * g.D), normed = mem.take<T>(g.B * g.D), fed = mem.take<T>(g.B * g.D);
+        slots = mem.take<T>(slot_room), k_latent = mem.take<T>(slot_room);
+        q = mem.take<T>(heads), mixed = mem.take<T>(heads);
+        k = mem.take<T>(groups), v = mem.take<T>(groups);
+        wide = mem.take<T>(g.B * g.I);
+    }
+};
+
+template <class T>
+class Walk {
+  public:
+    Walk(const Token& g, const Passed<T>& at, Runner& run) : g_(g), at_(at), run_(run) {}
+
+    void layer(const Layer& w) {
+        norm(at_.normed, at_.x, w.mixer_norm);
+        read(w);
+        const T* fed = w.gate_weight ? at_.fed : at_.normed;
+        if (w.feed_norm) norm(at_.fed, fed, w.feed_norm), fed = at_.fed;
+        const int64_t slots = w.M + w.windowed;
+        product(of(fed, g_.D, {w.latent_q, g_.H * slots, at_.slots}, {w.latent_k, g_.H * w.M, at_.k_latent}));
+        mix(w);
+        product(added(of(at_.mixed, g_.H * g_.V, {w.o, g_.D, at_.x})));
+        norm(at_.normed, at_.x, w.mlp_norm);
+        product(gated(of(at_.normed, g_.D, {w.gate, g_.I, at_.wide}, {w.up, g_.I, at_.wide})));
+        product(added(of(at_.wide, g_.I, {w.down, g_.D, at_.x})));
+    }
+
+    // In place where `to` is `from`.
+    void norm(T* to, const T* from, const void* weight) {
+        run_.stage(1, [&](int64_t) {
+            for (int64_t b = 0; b < g_.B; ++b) norm_row(to + b * g_.D, from + b * g_.D, (const T*)weight, g_.D, g_.eps);
+        });
+    }
+
+  private:
+    // x times each of the matrices that are there.
+    Products of(const T* x, int64_t K, Products::Part one, Products::Part two = {}, Products::Part three = {}) const {
+        const int64_t count = three.w ? 3 : two.w ? 2 : 1;
+        return {g_.is_double, 1, g_.B, K, count, 0, 0, x, K, {one, two, three, {}}};
+    }
+    static Products gated(Products p) { return p.gated = 1, p; }
+    static Products added(Products p) { return p.added = 1, p; }
+
+    void product(const Products& p) {
+        const Rows<T> rows(p);
+        run_.stage(rows.pieces(), rows);
+    }
+
+    // What comes of x directly: values, the window's queries and keys, and the recurrence.
+    void read(const Layer& w) {
+        const int64_t heads = g_.H * g_.V, groups = g_.G * g_.V, units = w.gate_weight ? g_.B * g_.H : 0;
+        const Products p = of(at_.normed, g_.D, {w.v, groups, at_.v}, {w.q, heads, at_.q}, {w.k, groups, at_.k});
+        const Rows<T> rows(p);
+        const RglruStep r{g_.is_double, 1, g_.B, g_.H, g_.D / g_.H, w.power, at_.normed, g_.D, w.gate_weight, w.gate_bias, w.decay,
+                          w.h0, at_.fed, w.h1, w.fed0, w.fed1, nullptr, nullptr};
+        run_.stage(units + rows.pieces(), [&](int64_t piece) { piece < units ? rglru_unit<T>(r, piece) : rows(piece - units); });
+    }
+
+    void mix(const Layer& w) {
+        const int64_t slots = w.M + w.windowed, K = g_.V;
+        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr,
+                       1 / ::sqrt(double(K)), w.softcap, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
+                       at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed, w.log_norm0, w.mean0, w.ring_k0, w.ring_v0,
+                       w.sink_k0, w.sink_v0, w.count0, w.log_norm1, w.mean1, w.ring_k1, w.ring_v1, w.sink_k1, w.sink_v1, w.count1,
+                       nullptr, nullptr};
+        run_.stage(g_.B * g_.G, [&](int64_t unit) { Mixing<T>{d}(unit); });
+    }
+
+    const Token& g_;
+    const Passed<T>& at_;
+    Runner& run_;
+};
+
+template <class T>
+void token_typed(const Token& g) {
+    const Passed<T> at(g);
+    memcpy(at.x, g.x, size_t(g.B * g.D) * sizeof(T));
+    const double work = double(g.layers * g.B) * double(g.D) * double(3 * g.I + 2 * g.H * g.V);
+    relay(useful_threads(g.threads, work), [&](Runner& run) {
+        Walk<T> walk(g, at, run);
+        for (int64_t i = 0; i < g.layers; ++i) walk.layer(g.layer[i]);
+        walk.norm((T*)g.y, at.x, g.norm);
+    });
+}
+
+LATTE_END
+
+namespace latte {
+namespace LATTE_ISA {
+void token(const Token* g) { g->is_double ? token_typed<double>(*g) : token_typed<float>(*g); }
+}  // namespace LATTE_ISA
+}  // namespace latte

@@ -1,0 +1,104 @@
+"""One token through all layers of a model in one call, on the CPU: a function without gradients.
+
+B batch, D width of the model, H heads, G key-value heads, V their width, I width inside the MLP.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from latte.ops.native import library
+from latte.ops.native.decode import rotary_speeds
+
+
+class Sizes(NamedTuple):
+    """What all layers of a model have in common."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    intermediate: int
+    eps: float
+
+
+class LayerWeights(NamedTuple):
+    """The contiguous weights of one layer, in the order of the kernel's fields; None where a layer has none."""
+
+    mixer_norm: Tensor
+    v: Tensor
+    q: Tensor | None
+    k: Tensor | None
+    gate_weight: Tensor | None  # of the RG-LRU, (2, H, W, W)
+    gate_bias: Tensor | None
+    decay: Tensor | None
+    feed_norm: Tensor | None
+    latent_q: Tensor
+    latent_k: Tensor
+    slot_bias: Tensor | None
+    o: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+#: What a layer's state holds, in the order of the kernel's fields: None where it has no recurrence or no window.
+LayerState = tuple[Tensor | None, ...]
+
+
+def layer_fields(
+    weights: LayerWeights,
+    latents: int,
+    window: int | None,
+    sinks: int,
+    head_width: int,
+    softcap: float | None,
+    theta: float | None,
+    power: float,
+) -> tuple[int, ...]:
+    """The part of a layer's block of fields that stays from token to token, as long as its weights stay in place."""
+    speeds = None if window is None or theta is None else rotary_speeds(head_width, theta)
+    before, after = weights[:11], weights[11:]
+    return (
+        *(latents, window or 0, sinks, int(window is not None)),
+        *struct.unpack("qq", struct.pack("dd", softcap or 0.0, power)),
+        *(library.pointer(tensor) for tensor in (*before, speeds, *after)),
+    )
+
+
+def token_step(
+    x: Tensor, norm: Tensor, sizes: Sizes, layers: Sequence[tuple[int, ...]], states: Sequence[LayerState]
+) -> tuple[Tensor, list[LayerState]]:
+    """Hidden states (B, D) of one token a row, after the last norm, and the layers' new states.
+
+    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer h and count of the RG-LRU, log_norm
+    and mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window. They stay as
+    they are. The caller has checked shapes and dtypes: at one token that would cost more than the work.
+    """
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    # Those that are not contiguous are copied: the copies must live until the call is over.
+    before = [[None if tensor is None else tensor.contiguous() for tensor in state] for state in states]
+    after = [tuple(None if tensor is None else torch.empty_like(tensor) for tensor in state) for state in before]
+    fields: list[int] = []
+    for fixed, old, new in zip(layers, before, after, strict=True):
+        fields += fixed
+        fields += [0 if tensor is None else tensor.data_ptr() for tensor in old]
+        fields += [0 if tensor is None else tensor.data_ptr() for tensor in new]
+    block = (ctypes.c_int64 * len(fields))(*fields)
+    library.kernel("token")(
+        (
+            *library.header(x),
+            x.shape[0],
+            *sizes[:5],
+            len(layers),
+            *struct.unpack("q", struct.pack("d", sizes.eps)),
+            *(x.data_ptr(), norm.data_ptr(), y.data_ptr(), ctypes.addressof(block)),
+        )
+    )
+    return y, after

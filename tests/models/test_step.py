@@ -1,0 +1,274 @@
+"""One token in one native call, against the blocks called one by one in torch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latte.models import LatteCache, LatteForCausalLM
+from latte.models import step as step_module
+from latte.ops import native
+from tests.models.support import tiny_model, token_ids
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
+
+MODELS = [
+    ("latte-r-swa++", {}),
+    ("latte-r-swa++", {"num_key_value_heads": 2, "head_dim": 6, "sinks": 2}),
+    ("latte-r-swa++", {"feed_norm": True, "slot0_bias": 1.5, "softcap": 4.0, "rope": False}),
+    ("latte-r-swa++", {"window": 0}),
+    (
+        "latte-r-swa++",
+        {"layer_mixers": [{"mixer": "latte", "options": {"num_latents": 4, "window": n}} for n in (2, 9)]},
+    ),
+    ("latte-r++", {}),
+    ("latte++", {}),
+    ("latte++", {"feed_norm": True}),
+]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each token that the kernel has read."""
+    seen: list[int] = []
+    kernel = native.token_step
+
+    def counted(*given):
+        seen.append(1)
+        return kernel(*given)
+
+    monkeypatch.setattr(step_module.native, "token_step", counted)
+    return seen
+
+
+@torch.no_grad()
+def decode(model: LatteForCausalLM, ids: Tensor, cache: LatteCache, **settings) -> Tensor:
+    """Logits of all tokens, read one by one."""
+    parts = [model(part, past_key_values=cache, **settings).logits for part in ids.split(1, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+def both_ways(model, ids, cache, monkeypatch) -> tuple[Tensor, Tensor, LatteCache, LatteCache]:
+    other = cache.fork()
+    got = decode(model, ids, cache)
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    wanted = decode(model, ids, other)
+    monkeypatch.delenv("LATTE_BACKEND")
+    return got, wanted, cache, other
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("variant", "options"), MODELS)
+def test_logits_and_states_are_those_of_the_blocks(variant, options, rows, monkeypatch, calls):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-11)):
+        model = tiny_model(variant, **options).to(dtype)
+        calls.clear()
+        with torch.no_grad():
+            cache = model(token_ids(rows, 7)).past_key_values
+        got, wanted, after, expected = both_ways(model, token_ids(rows, 12, seed=4), cache, monkeypatch)
+        assert len(calls) == 12
+        scale = float(wanted.abs().max())
+        torch.testing.assert_close(got, wanted, atol=tolerance * scale, rtol=0)
+        for (name, tensor), (_, other) in zip(after.state.tensors(), expected.state.tensors(), strict=True):
+            assert tensor.dtype == other.dtype
+            if "keys_B" in name or "values_B" in name:
+                continue  # slots not in use may hold anything; the logits show the others
+            torch.testing.assert_close(tensor, other, atol=100 * tolerance, rtol=tolerance)
+
+
+def test_left_padded_rows_decode_as_each_alone(calls):
+    model = tiny_model("latte-r-swa++")
+    prompts, following = [token_ids(1, n, seed=n) for n in (3, 9)], token_ids(2, 6, seed=8)
+    ids, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, 9 - prompt.shape[1] :], mask[row, 9 - prompt.shape[1] :] = prompt[0], 1
+    with torch.no_grad():
+        together = decode(model, following, model(ids, attention_mask=mask).past_key_values)
+        for row, prompt in enumerate(prompts):
+            alone = decode(model, following[row : row + 1], model(prompt).past_key_values)
+            torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-5)
+    assert len(calls) == 18
+
+
+def test_after_a_rollback_a_reset_and_a_reordering(monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++", sinks=1), token_ids(3, 5, seed=2)
+    with torch.no_grad():
+        cache = model(token_ids(3, 8)).past_key_values
+        model(ids[:, :1], past_key_values=cache, reset=torch.tensor([[True], [False], [True]]))
+        assert not calls
+    moment, kept = cache.snapshot(), cache.fork()
+    first = decode(model, ids, cache)
+    cache.rollback(moment)
+    for (name, tensor), (_, other) in zip(cache.state.tensors(), kept.state.tensors(), strict=True):
+        assert torch.equal(tensor, other), name
+    assert torch.equal(decode(model, ids, cache), first)
+    cache.rollback(moment)
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    got, wanted, *_ = both_ways(model, ids[[2, 0, 0]], cache, monkeypatch)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, first[[2, 0, 0]], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_is_that_of_torch(beams, monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 6)
+    settings = {"max_new_tokens": 20, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
+    found = model.generate(ids, **settings)
+    assert len(calls) == 19
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    assert torch.equal(model.generate(ids, **settings), found)
+
+
+def test_new_weights_count_at_the_next_token(monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 2)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    block = model.model.layers[1]
+
+    def in_place() -> None:
+        block.mixer.v_proj.weight.data.mul_(1.5)
+
+    def other_memory() -> None:
+        block.mlp.down_proj.weight.data = 2 * block.mlp.down_proj.weight.data
+
+    def transposed() -> None:
+        weight = block.mixer.o_proj.weight
+        weight.data = weight.data.t()
+
+    def other_parameter() -> None:
+        block.mixer.feed.decay = nn.Parameter(block.mixer.feed.decay.detach() - 1)
+
+    def other_layer() -> None:
+        block.mixer.latent_q_proj = type(block.mixer.latent_q_proj)(32, block.mixer.latent_q_proj.out_features)
+
+    def loaded() -> None:
+        weights = {name: weight.clone() * 0.9 for name, weight in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)
+
+    def other_blocks() -> None:
+        model.model.layers = nn.ModuleList(reversed(list(model.model.layers)))
+
+    for change in (in_place, other_memory, transposed, other_parameter, other_layer, loaded, other_blocks):
+        before = decode(model, ids, cache.fork())
+        with torch.no_grad():
+            change()
+        got, wanted, *_ = both_ways(model, ids, cache.fork(), monkeypatch)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5, msg=change.__name__)
+        assert not torch.allclose(got, before, atol=1e-3), change.__name__
+    assert calls
+
+
+class Doubled(nn.Module):
+    """What an adapter does to a layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.layer(x)
+
+
+def test_watched_and_wrapped_layers_are_called(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 2)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    plain = decode(model, ids, cache.fork())
+    assert len(calls) == 2
+    seen: list[int] = []
+
+    def watch(*given):
+        seen.append(1)
+
+    block = model.model.layers[0]
+    for module in (block, block.mlp, block.mixer.feed, block.mixer.window, block.mixer_norm, model.model.norm):
+        for register in (module.register_forward_hook, module.register_forward_pre_hook):
+            seen.clear()
+            handle = register(watch)
+            torch.testing.assert_close(decode(model, ids, cache.fork()), plain, atol=1e-5, rtol=1e-5)
+            handle.remove()
+            assert len(seen) == 2
+    seen.clear()
+    handle = nn.modules.module.register_module_forward_hook(watch)
+    decode(model, ids, cache.fork())
+    handle.remove()
+    assert seen
+    inner = block.mixer.v_proj.forward
+    block.mixer.v_proj.forward = lambda x: 3 * inner(x)
+    changed = decode(model, ids, cache.fork())
+    del block.mixer.v_proj.forward
+    assert not torch.allclose(changed, plain, atol=1e-3)
+    block.mlp.up_proj = Doubled(block.mlp.up_proj)
+    changed = decode(model, ids, cache.fork())
+    block.mlp.up_proj = block.mlp.up_proj.layer
+    assert not torch.allclose(changed, plain, atol=1e-3)
+    assert torch.equal(decode(model, ids, cache.fork()), plain)
+
+
+def test_everything_else_goes_through_the_blocks(monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++", dropout=0.5), token_ids(1, 1)
+    with torch.no_grad():
+        cache = model(token_ids(1, 4)).past_key_values
+    model(ids, past_key_values=cache.fork())  # gradients are enabled
+    with torch.no_grad():
+        model(ids, past_key_values=cache.fork(), output_hidden_states=True)
+        model(ids, past_key_values=cache.fork(), attention_mask=torch.zeros(1, 1))
+        model(token_ids(1, 2), past_key_values=cache.fork())
+        model(ids, past_key_values=LatteCache())
+        model(token_ids(5, 1), past_key_values=cache.select(torch.zeros(5, dtype=torch.long)))
+        with torch.autocast("cpu", torch.bfloat16):
+            model(ids, past_key_values=cache.fork())
+        model.train()
+        model(ids, past_key_values=cache.fork())
+        model.eval()
+        monkeypatch.setenv("LATTE_BACKEND", "torch")
+        model(ids, past_key_values=cache.fork())
+        monkeypatch.delenv("LATTE_BACKEND")
+        assert not calls
+        model(ids, past_key_values=cache.fork())
+        assert len(calls) == 1
+        for variant in ("latte-conv-swa++", "transformer++", "r-swa++", "latte"):
+            other = tiny_model(variant)
+            other(ids, past_key_values=other(ids).past_key_values)
+        assert len(calls) == 1
+
+
+def test_a_state_of_another_model_is_refused():
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 1)
+    with torch.no_grad():
+        wrong = tiny_model("latte-r-swa++", num_latents=16)(ids).past_key_values
+        with pytest.raises(ValueError, match="shape"):
+            model(ids, past_key_values=wrong)
+        cache = model(ids).past_key_values
+        model(ids, past_key_values=cache)
+        with pytest.raises(ValueError, match="float32"):
+            model.double()(ids, past_key_values=cache)
+
+
+def test_copies_and_other_dtypes_step_by_themselves(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    wanted = decode(model, ids, cache.fork())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            model.model.layers[0].mixer_norm.weight.mul_(1.0)
+            assert torch.equal(decode(twin, ids, cache.fork()), wanted)
+            twin.model.layers[0].mixer_norm.weight.mul_(2.0)
+        assert not torch.allclose(decode(twin, ids, cache.fork()), wanted, atol=1e-3)
+        assert torch.equal(decode(model, ids, cache.fork()), wanted)
+    assert len(calls) == 21
+
+
+def test_the_head_is_called_where_it_is_watched():
+    model, ids, seen = tiny_model("latte-r-swa++"), token_ids(1, 1), []
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+        plain = model(ids, past_key_values=cache.fork()).logits
+        model.lm_head.register_forward_hook(lambda *given: seen.append(1))
+        torch.testing.assert_close(model(ids, past_key_values=cache.fork()).logits, plain, atol=1e-5, rtol=1e-5)
+    assert seen == [1]
