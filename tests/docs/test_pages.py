@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from latte.data.tokenizer import byte_tokenizer
+from latte.extend import convert
 from latte.mixers import base
 from tests.contract.checks import run_contract
+from tests.extend.families import small_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,10 +23,23 @@ def code_blocks(page: str) -> list[str]:
 
 
 def test_the_quick_start_runs_and_is_ten_lines(capsys):
-    (block,) = code_blocks("README.md")
+    block, _ = code_blocks("README.md")
     exec(compile(block, "README.md", "exec"), {"__name__": "quick_start"})
     assert "KiB of state" in capsys.readouterr().out
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
+
+
+def test_the_lines_for_an_extended_model_run(tmp_path, monkeypatch, capsys):
+    """In a folder where ``smollm2-long`` is a small model that was extended."""
+    _, block = code_blocks("README.md")
+    tokenizer = byte_tokenizer()
+    pretrained = small_model("llama")
+    pretrained.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    convert(pretrained, {"window": 8, "sinks": 2, "num_latents": 4}).save_pretrained(tmp_path / "smollm2-long")
+    tokenizer.save_pretrained(tmp_path / "smollm2-long")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {"__name__": "extended"})
+    assert capsys.readouterr().out.startswith("Once upon a time")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     """A pretrained model and a corpus in an otherwise empty folder."""
     tokenizer = train_bpe([TEXT], 300)
     model = small_model("llama")
-    model.resize_token_embeddings(len(tokenizer))
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.save_pretrained(tmp_path / "pretrained")
     tokenizer.save_pretrained(tmp_path / "pretrained")
     (tmp_path / "train.txt").write_text("@@".join([TEXT] * 3))
