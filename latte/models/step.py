@@ -62,9 +62,10 @@ class TokenStep:
     def __init__(self) -> None:
         self._plan: _Plan | None = None
         self._made: list[weakref.ref[State]] = []  # the last states that came from here: they need no check
+        self._batch = 0  # rows of these
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_made": []}  # a copy has weights of its own
+        return {"_plan": None, "_made": [], "_batch": 0}  # a copy has weights of its own
 
     def __call__(
         self, blocks: nn.ModuleList, norm: nn.Module, x_B1D: Tensor, states: tuple[State, ...]
@@ -83,10 +84,11 @@ class TokenStep:
             for block, state in zip(blocks, states, strict=True):
                 expected = cast(LatteMixer, block.mixer).expected_state(x_B1D)
                 require_state("mixer 'latte'", state, expected)
+            states = tuple(state.map(Tensor.contiguous) for state in states)
         before = [_tensors(state) for state in states]
         y_BD, after = native.token_step(x_B1D[:, 0], plan.norm_weight, plan.sizes, plan.layers, before)
         made = [_state(tensors) for tensors in after]
-        self._made = [weakref.ref(state) for state in made]
+        self._made, self._batch = [weakref.ref(state) for state in made], x_B1D.shape[0]
         return y_BD[:, None], made
 
     def _plan_for(self, blocks: nn.ModuleList, norm: nn.Module, dtype: torch.dtype) -> _Plan | None:
@@ -103,7 +105,7 @@ class TokenStep:
         return self._plan if self._plan is not None and self._plan.holds() else None
 
     def _made_here(self, states: Sequence[State], batch: int) -> bool:
-        if len(states) != len(self._made) or states[0].batch_size != batch:
+        if len(states) != len(self._made) or self._batch != batch:
             return False
         return all(made() is state for made, state in zip(self._made, states, strict=True))
 

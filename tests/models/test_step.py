@@ -272,3 +272,12 @@ def test_the_head_is_called_where_it_is_watched():
         model.lm_head.register_forward_hook(lambda *given: seen.append(1))
         torch.testing.assert_close(model(ids, past_key_values=cache.fork()).logits, plain, atol=1e-5, rtol=1e-5)
     assert seen == [1]
+
+
+def test_a_state_may_have_any_strides(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(2, 3)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    spread = LatteCache(cache.state.map(lambda tensor: torch.stack([tensor, tensor], -1)[..., 0]), cache.length)
+    assert torch.equal(decode(model, ids, spread), decode(model, ids, cache))
+    assert len(calls) == 6

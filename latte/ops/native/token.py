@@ -78,15 +78,13 @@ def token_step(
 
     x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer h and count of the RG-LRU, log_norm
     and mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window. They stay as
-    they are. The caller has checked shapes and dtypes: at one token that would cost more than the work.
+    they are, and are contiguous. The caller has checked all: at one token that would cost more than the work.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
-    # Those that are not contiguous are copied: the copies must live until the call is over.
-    before = [[None if tensor is None else tensor.contiguous() for tensor in state] for state in states]
-    after = [tuple(None if tensor is None else torch.empty_like(tensor) for tensor in state) for state in before]
+    after = [tuple(None if tensor is None else torch.empty_like(tensor) for tensor in state) for state in states]
     fields: list[int] = []
-    for fixed, old, new in zip(layers, before, after, strict=True):
+    for fixed, old, new in zip(layers, states, after, strict=True):
         fields += fixed
         fields += [0 if tensor is None else tensor.data_ptr() for tensor in old]
         fields += [0 if tensor is None else tensor.data_ptr() for tensor in new]
