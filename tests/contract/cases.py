@@ -57,9 +57,14 @@ class Case:
         with torch.no_grad():
             for parameter in mixer.parameters():
                 parameter.add_(0.5 * normal(g, *parameter.shape, dtype=dtype))
-        if dtype == torch.float32 and _norms_heads(mixer):
-            mixer.project = types.MethodType(_heads, mixer)
         return mixer
+
+    def build_all(self) -> dict[torch.dtype, Mixer]:
+        """The mixer in every dtype, for comparing its outputs at that dtype's tolerance."""
+        mixers = {dtype: self.build(dtype) for dtype in DTYPES}
+        if _norms_heads(mixers[torch.float32]):
+            mixers[torch.float32].project = types.MethodType(_heads, mixers[torch.float32])
+        return mixers
 
 
 def _norms_heads(mixer: Mixer) -> bool:

@@ -28,7 +28,7 @@ from tests.ops.helpers import assert_close, assert_states_close, flags, generato
 
 def check_forms(case: Case) -> None:
     """One pass = reference = step by step = pieces; outputs, final states, and what follows them."""
-    mixers = {dtype: case.build(dtype) for dtype in DTYPES}
+    mixers = case.build_all()
 
     @deterministic
     @given(
@@ -70,7 +70,7 @@ def check_forms(case: Case) -> None:
 
 def check_reference(case: Case) -> None:
     """A bidirectional mixer: one pass = reference."""
-    mixers = {dtype: case.build(dtype) for dtype in DTYPES}
+    mixers = case.build_all()
 
     @deterministic
     @given(
@@ -137,7 +137,7 @@ def check_the_future_changes_no_bit_of_the_past(case: Case) -> None:
 
 def check_padding(case: Case) -> None:
     """Left, right, interior and mixed padding: real tokens give what they give without it, pads nothing at all."""
-    mixers = {dtype: case.build(dtype) for dtype in DTYPES}
+    mixers = case.build_all()
 
     @deterministic
     @given(
@@ -221,7 +221,7 @@ def check_mask_invariance(case: Case) -> None:
 
 def check_packing(case: Case) -> None:
     """Documents packed in one row give what they give alone, and no gradient passes between them."""
-    mixers = {dtype: case.build(dtype) for dtype in DTYPES}
+    mixers = case.build_all()
 
     @deterministic
     @given(
