@@ -134,7 +134,7 @@ def _look(mixer: Mixer, x_BTD: Tensor) -> LayerView:
             # The window's output is linear in the values, so unit vectors as values give its weights.
             B, T = x_BTD.shape[:2]
             units_BTGT = torch.eye(T, dtype=x_BTD.dtype, device=x_BTD.device)[:, None]
-            near_BTHS, _ = mixer.window(x_BTD, units_BTGT.expand(B, T, mixer.config.kv_heads, T), None, None, None)
+            near_BTHS, _, _ = mixer.window(x_BTD, units_BTGT.expand(B, T, mixer.config.kv_heads, T), None, None, None)
             window = _array(near_BTHS[0].transpose(0, 1))
     return LayerView(mixer.name, causal, _array(weights.tokens_BHTS[0]), slots, keys, window)
 
