@@ -39,6 +39,7 @@ def run(recipe: ExtendRecipe) -> int:
     results = json.loads((folder / "results.json").read_text())
     for text, rows in results["perplexity"].items():
         print(perplexity_table(text, rows))
+    print(f"{folder / 'report.html'}: all figures, to look at")
     print(f"{folder}: AutoModelForCausalLM.from_pretrained({str(folder)!r}) after `import latte`")
     return 0
 

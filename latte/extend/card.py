@@ -30,7 +30,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained("{folder}"), AutoTokenizer.from_pretrained("{folder}")
 ```
 
-Made by latte {version}; the settings are in `recipe.yaml`, all figures in `results.json`.
+Made by latte {version}; the settings are in `recipe.yaml`, all figures in `results.json`, and drawn in
+`report.html`.
 """
 
 

@@ -19,6 +19,7 @@ from latte.eval.stream import Text
 from latte.extend.card import model_card
 from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
+from latte.extend.page import render_results, write_plots
 from latte.extend.sources import Original, load_original
 from latte.extend.stages import open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
@@ -137,11 +138,13 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
 def write_result(
     folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
 ) -> None:
-    """The model, its tokenizer and card, the figures, and the recipe."""
+    """The model, its tokenizer and card, the figures and a page of them, and the recipe."""
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.html").write_text(render_results(results), encoding="utf-8")
+    write_plots(results, folder)
     (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
 
 

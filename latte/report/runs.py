@@ -96,7 +96,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     measured = _json(folder / EVAL) or {}
     contexts = measured.get("contexts", [])
     run.context = [(entry["context"], entry["loss"]) for entry in contexts]
-    run.positions = _positions(measured.get("positions", []))
+    run.positions = position_points(measured.get("positions", []))
     # At the length of training, where runs are alike; the curve shows the rest.
     trained = run.setting("data", "sequence_length")
     at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
@@ -111,7 +111,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     return run
 
 
-def _positions(bins: list[dict[str, Any]]) -> Points:
+def position_points(bins: list[dict[str, Any]]) -> Points:
     """Each bin at its middle. The last one holds what is left over: where it is narrow it joins the one before."""
     if len(bins) > 2 and bins[-1]["last"] - bins[-1]["first"] < (bins[-2]["last"] - bins[-2]["first"]) / 2:
         before, rest = bins[-2:]

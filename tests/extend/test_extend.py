@@ -97,6 +97,8 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     assert not any("lora" in name for name in weights(out))
     assert not list(out.glob("*.bin"))
     assert "import latte" in (out / "README.md").read_text()
+    assert "Latte extension" in (out / "report.html").read_text()
+    assert {path.stem for path in out.glob("*.png")} == {"perplexity", "positions", "layers", "decoding"}
     results = json.loads((out / "results.json").read_text())
     found = results["perplexity"]["validation"]
     assert set(found) == {"original", "window", "window and sinks", "extended", "gap closed"}

@@ -81,7 +81,7 @@ Latte.lineChart = (holder, spec) => {
         draw();
       },
     }, svg('svg', { width: 24, height: 12, 'aria-hidden': 'true' },
-      svg('line', { x1: 1, x2: 23, y1: 6, y2: 6, class: 'line', 'stroke-dasharray': dashOf(entry.color) }),
+      svg('line', { x1: 1, x2: 23, y1: 6, y2: 6, class: 'line', 'stroke-dasharray': entry.dash || dashOf(entry.color) }),
       marker(SHAPES[entry.color % 4], 12, 6, 3, { class: 'dot' })), entry.key)));
   if (entries.length > 1) holder.append(legend);
   holder.append(plot);
@@ -117,7 +117,7 @@ Latte.lineChart = (holder, spec) => {
     };
     const X = scale(x0, x1, box.left + 4, box.right - 4, spec.x.log);
     const Y = scale(y0, y1, box.bottom, box.top, spec.y.log);
-    const xTicks = spec.x.log ? Latte.logTicks(x0, x1, width / 70, spec.x.base) : Latte.ticks(x0, x1, width / 95);
+    const xTicks = spec.x.log ? Latte.logTicks(x0, x1, width / 70, spec.x.base) : Latte.ticks(x0, x1, width / 95).filter((v) => spec.x.format !== 'integer' || Number.isInteger(v));
 
     const root = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, 'aria-hidden': 'true' });
     for (const v of yTicks) {

@@ -75,7 +75,7 @@ Latte.bytes = (value) => {
   return value + ' B';
 };
 
-Latte.percent = (share) => (share * 100).toFixed(share >= 0.0995 || share === 0 ? 0 : 1) + '%';
+Latte.percent = (share) => (share * 100).toFixed(Math.abs(share) >= 0.0995 || share === 0 ? 0 : 1).replace('-', '−') + '%';
 
 Latte.formats = {
   number: (value) => Latte.round(value, 4),
@@ -201,4 +201,32 @@ Latte.choice = (label, options, chosen, onChange) => {
     })));
   row.choose = (value) => inputs.forEach((input) => { input.checked = input.value === String(value); });
   return row;
+};
+
+/* ---- a page in sections, with a list of contents and numbered figures ---- */
+
+Latte.outline = (page, facts) => {
+  const { el } = Latte;
+  const links = [];
+  let figures = 0;
+  if (facts.length) {
+    page.append(el('dl', { class: 'facts' }, facts.map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value)))));
+  }
+  const contents = el('nav', { class: 'contents', 'aria-label': 'Contents' });
+  page.append(contents);
+  return {
+    section(id, title, intro, short) {
+      const node = el('section', { id }, el('h2', {}, title), intro && el('p', { class: 'intro' }, intro));
+      page.append(node);
+      links.push(el('a', { href: `#${id}` }, short || title));
+      return node;
+    },
+    number: () => el('b', {}, `Figure ${++figures}. `),
+    figure(title, caption) {
+      const body = el('div');
+      const node = el('figure', { class: 'card' }, el('h3', {}, title), body, el('figcaption', {}, this.number(), caption));
+      return { node, body };
+    },
+    finish: () => contents.append(...links),
+  };
 };

@@ -7,29 +7,11 @@
   const runs = data.runs;
   const several = runs.length > 1;
   const has = (name) => runs.some((run) => run[name] && run[name].length);
-  const sections = [];
   Latte.themeButton(document.querySelector('.theme'));
 
-  if (data.facts.length) {
-    page.append(el('dl', { class: 'facts' }, data.facts.map(([name, value]) => el('div', {}, el('dt', {}, name), el('dd', {}, value)))));
-  }
-  const contents = el('nav', { class: 'contents', 'aria-label': 'Contents' });
-  page.append(contents);
-
-  function section(id, title, intro, short) {
-    const node = el('section', { id }, el('h2', {}, title), intro && el('p', { class: 'intro' }, intro));
-    page.append(node);
-    sections.push(el('a', { href: `#${id}` }, short || title));
-    return node;
-  }
-
-  let figures = 0;
-  function figure(title, caption, wide) {
-    const body = el('div');
-    const node = el('figure', { class: 'card' + (wide ? ' wide' : '') }, el('h3', {}, title), body,
-      el('figcaption', {}, el('b', {}, `Figure ${++figures}. `), caption));
-    return { node, body };
-  }
+  const outline = Latte.outline(page, data.facts);
+  const { section } = outline;
+  const figure = (title, caption) => outline.figure(title, caption);
 
   // Each run keeps one colour through all figures.
   const lines = (name, options = {}) => runs.map((run, index) => ({ name: run.name, color: index, points: run[name] || [], dots: true, ...options }))
@@ -173,7 +155,7 @@
       document.getElementById('inspector').scrollIntoView();
     });
     if (withLatents.length > 1) node.append(picker(withLatents, show));
-    node.append(grid, el('p', { class: 'caption' }, el('b', {}, `Figure ${++figures}. `), 'p(l|t) of every layer and head. Entropy is the mean over tokens; in use is the number of equally used latents that would be as diverse. A click opens the inspector there.'));
+    node.append(grid, el('p', { class: 'caption' }, outline.number(), 'p(l|t) of every layer and head. Entropy is the mean over tokens; in use is the number of equally used latents that would be as diverse. A click opens the inspector there.'));
     show(withLatents[0]);
   }
 
@@ -215,5 +197,5 @@
     node.append(...settings.map((run) => el('details', { class: 'settings' }, el('summary', {}, run.name), el('pre', { tabindex: 0 }, run.settings))));
   }
   for (const note of data.notes || []) page.append(el('p', { class: 'caption' }, note));
-  contents.append(...sections);
+  outline.finish();
 })();
