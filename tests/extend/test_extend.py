@@ -110,7 +110,7 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     assert set(results["retrieval"]["extended"]["64"]) == {"0.1", "0.5", "0.9"}
     again = extend(arguments(folder, **{"distil.lora_rank": 2, "distil.next_token": 0.1}))
     assert again.returncode == 0
-    assert "nothing to do" in again.stderr
+    assert "nothing to do" in " ".join(again.stderr.split())  # the console breaks lines where they are long
 
 
 def test_a_killed_run_ends_with_the_same_weights(folder: Path) -> None:
