@@ -10,6 +10,7 @@ import sys
 
 from latte.bench.figures import Figure, Plan
 from latte.bench.sizes import OURS, TRANSFORMER, Size
+from latte.memory import peak_memory
 
 
 def run(plan: Plan, size: Size) -> list[Figure]:
@@ -39,12 +40,6 @@ def measure(variant: str, length: int, size: Size, plan: Plan) -> Figure:
     return Figure("memory", "memory", variant, length, ours, best=answer["step"], repeats=1, extra=answer)
 
 
-def peak() -> int:
-    """The most memory this process has held, in bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
 def main(request: str) -> None:
     """Build the model, note the peak, train one step, print what that added."""
     asked = json.loads(request)
@@ -55,11 +50,11 @@ def main(request: str) -> None:
     ids = torch.randint(0, model.config.vocab_size, (1, asked["length"]))
     # Threads and buffers that any step needs, whatever its length.
     model(input_ids=ids[:, :16], labels=ids[:, :16]).loss.backward()
-    before = peak()
+    before = peak_memory()
     model.zero_grad(set_to_none=True)
     model(input_ids=ids, labels=ids).loss.backward()
     # A step so short that it fits into what the warm-up left counts as one page.
-    print(json.dumps({"model": before, "step": max(peak() - before, resource.getpagesize())}))
+    print(json.dumps({"model": before, "step": max(peak_memory() - before, resource.getpagesize())}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latte.ops.backends import choose_backend, compute_dtype, exact
-from latte.ops.gated import UNSEEN, pad_tokens
+from latte.ops.gated import UNSEEN, bounded_exp, pad_tokens
 from latte.ops.tokens import compact, positions, segment_ids, take_tokens, zero_padding
 from latte.shapes import Axes, require_divides
 from latte.state import State, require_state, state
@@ -364,9 +364,13 @@ def _banded(
         segment_k = F.pad(segment_BS[:, reach], (0, behind), value=-2).unfold(1, span, size)
         seen = band_CS & (segment_q[..., :, None] == segment_k[..., None, :])  # (B, N, C, span)
         logits = _cap(q @ k * scale, softcap).unflatten(3, (-1, size))
-        logits = torch.where(seen[:, :, None, None], logits, UNSEEN)  # (B, N, G, H/G, C, span)
-        norm = logits.logsumexp(dim=-1, keepdim=True)
-        weights = (logits - norm).exp()
+        seen = seen[:, :, None, None]  # (B, N, G, H/G, C, span)
+        top = torch.where(seen, logits.detach(), UNSEEN).amax(dim=-1, keepdim=True)
+        weights = bounded_exp(logits - top) * seen
+        total = weights.sum(dim=-1, keepdim=True)
+        some = total > 0
+        norm = torch.where(some, top + torch.where(some, total, 1.0).log(), UNSEEN)
+        weights = weights / torch.where(some, total, 1.0)
         y = weights.flatten(3, 4) @ v.transpose(-1, -2)
         y = y.unflatten(3, (-1, size)).permute(0, 1, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)
         outputs.append(y[:, :tokens])

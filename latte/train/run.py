@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
+from latte import memory
 from latte.data import Rows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
@@ -312,7 +312,7 @@ def peak_memory() -> int:
     """The most memory that this process has held, in bytes: on the GPU if it has one."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return memory.peak_memory()
 
 
 def _is_finished(folder: Path) -> bool:
