@@ -11,7 +11,7 @@ from pathlib import Path
 def peak_memory() -> int:
     """Peak of resident memory, in bytes.
 
-    Linux hands ``ru_maxrss`` down from a process to those it starts, so a small child of a large parent would seem large
+    Linux hands ``ru_maxrss`` down from a process to those it starts, so a small child of a large parent seems large
     from its first moment: the kernel's own mark of this process is read where there is one.
     """
     try:
