@@ -24,7 +24,7 @@ from latte.data import Rows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
-from latte.models import preset
+from latte.models import LatteConfig, preset
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics, read_metrics
@@ -57,6 +57,8 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     """
     folder = Path(recipe.out)
     settings = recipe.train
+    if recipe.model.pretrained is None:
+        _config(recipe.model)  # a mistake in it is told before anything that takes time
     args = training_arguments(folder, settings)
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     micro, accumulation = share(settings, args.world_size)
@@ -153,11 +155,18 @@ def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length:
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **recipe.overrides}
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     try:
-        model = AutoModelForCausalLM.from_config(preset(recipe.variant, recipe.size, **sizes, **special))
+        model = AutoModelForCausalLM.from_config(_config(recipe, **sizes, **special))
     except (ValueError, TypeError) as error:
         raise UserError(f"model: {error}") from error
     check_fits(tokenizer, model.config.vocab_size, "model.overrides.vocab_size")
     return model
+
+
+def _config(recipe: ModelRecipe, **settings: Any) -> LatteConfig:
+    try:
+        return preset(recipe.variant, recipe.size, **{**recipe.overrides, **settings})
+    except (ValueError, TypeError) as error:
+        raise UserError(f"model: {error}") from error
 
 
 def load_model(name: str | Path) -> Any:

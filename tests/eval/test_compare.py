@@ -13,7 +13,7 @@ from latte.eval import compare as module
 from latte.eval.compare import compare, count_parameters, decode_speed, plan
 from latte.eval.table import markdown, write
 from latte.models import LatteForCausalLM, preset
-from latte.recipe import CompareRecipe, DataRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml
+from latte.recipe import CompareRecipe, DataRecipe, ExtendRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -111,12 +111,13 @@ def test_mistakes(recipe, settings, message):
 
 
 def test_packaged_recipes_are_valid(capsys):
-    kinds = {"compare": CompareRecipe, "train": Recipe}
+    kinds = {"compare": CompareRecipe, "extend": ExtendRecipe, "train": Recipe}
     for name in recipe_names():
         command = "compare" if "variants" in recipe_path(name).read_text() else "train"
+        command = "extend" if name.startswith("extend") else command
         assert from_yaml(kinds[command], recipe_path(name))
         with pytest.raises(SystemExit) as caught:
             main([command, "--config", name, "--print_config"])
         assert caught.value.code == 0
-        assert "train:" in capsys.readouterr().out
+        assert "data:" in capsys.readouterr().out
     assert {"demo", "table1-small"} <= set(recipe_names())
