@@ -163,7 +163,8 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
         if self.mixers[0].near._rotary is None:
             module = self.base.model.rotary_emb
-            rotary = Rotary(tuple(module.inv_freq.double().tolist()), float(module.attention_scaling))
+            frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
+            rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
             for mixer in self.mixers:
                 mixer.near.rotary = rotary
 

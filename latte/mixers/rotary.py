@@ -14,10 +14,14 @@ _TABLES: dict[tuple, tuple[Tensor, Tensor]] = {}
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns channel pairs (i, i + K/2) by place x frequency_i; some pretrained models also stretch them."""
+    """Turns channel pairs (i, i + K/2) by place x frequency_i; some pretrained models also stretch them.
+
+    Places below ``rounded_below`` have angles rounded to float32, as the pretrained model knows them.
+    """
 
     frequencies: tuple[float, ...]
     stretch: float = 1.0
+    rounded_below: int = 0
 
     def turn(self, x_BTHK: Tensor, place_BT: Tensor) -> Tensor:
         """Each token by its place."""
@@ -38,7 +42,11 @@ class Rotary:
     def _angles(self, place_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # In float64: at place 10^6 a float32 angle is off by several hundredths of a radian.
         wide = torch.float32 if place_BT.device.type == "mps" else torch.float64
-        angle_BTK = place_BT[..., None].to(wide) * torch.tensor(self.frequencies, dtype=wide, device=place_BT.device)
+        frequencies_K = torch.tensor(self.frequencies, dtype=wide, device=place_BT.device)
+        angle_BTK = place_BT[..., None].to(wide) * frequencies_K
+        if self.rounded_below:
+            rounded_BTK = (place_BT[..., None].float() * frequencies_K.float()).to(wide)
+            angle_BTK = torch.where(place_BT[..., None] < self.rounded_below, rounded_BTK, angle_BTK)
         return (self.stretch * angle_BTK.cos()).to(dtype), (self.stretch * angle_BTK.sin()).to(dtype)
 
 

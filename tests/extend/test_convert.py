@@ -119,6 +119,24 @@ def test_original_mode_is_the_pretrained_model(family: str) -> None:
 
 
 @every_family
+def test_angles_are_the_pretrained_models_own_within_its_context_and_exact_beyond(family: str) -> None:
+    model = convert(small_model(family), WAYS[0])
+    model(ids())
+    rotary, own = model.mixers[0].near.rotary, model.base.config.max_position_embeddings
+    width = 2 * len(rotary.frequencies)
+    x = torch.randn(1, own, 1, width, generator=torch.Generator().manual_seed(0))
+    place = torch.arange(own)[None]
+    cosine, sine = (table[:, :, None] for table in model.base.model.rotary_emb(x, place))
+    first, second = x.chunk(2, dim=-1)
+    expected = x * cosine + torch.cat([-second, first], dim=-1) * sine
+    assert_close(rotary.turn(x, place), expected, 3e-7)
+    far = torch.full((1, own), 10**6)
+    angles = 10**6 * torch.tensor(rotary.frequencies, dtype=torch.float64)
+    turned = rotary.turn(x.double(), far)[..., : width // 2]
+    assert_close(turned, rotary.stretch * (first.double() * angles.cos() - second.double() * angles.sin()), 1e-10)
+
+
+@every_family
 def test_result_folder_round_trips(family: str, tmp_path: Path) -> None:
     model = opened(convert(small_model(family), WAYS[0])).eval()
     model.save_pretrained(tmp_path)
