@@ -361,6 +361,11 @@ class ExtendRecipe:
                 raise UserError(f"{name} is {getattr(self, name)}, expected at least {least}")
         if not 0 < self.opening < 1:
             raise UserError(f"opening is {self.opening}, expected a number between 0 and 1")
+        if self.distil.lora_rank and self.lengthen.steps and self.lengthen.divergence:
+            raise UserError(
+                f"lengthen.divergence is {self.lengthen.divergence} after a stage with distil.lora_rank, expected 0: "
+                "with its weights changed the model no longer holds its teacher"
+            )
 
 
 @dataclass

@@ -149,6 +149,7 @@ MISTAKES = {
     "short corpus": ({"transfer.sequence_length": 100000}, "fewer than one row"),
     "bad window": ({"window": -1}, "window is -1, expected at least 0"),
     "setting": ({"windw": 3}, "unknown setting windw"),
+    "no teacher": ({"distil.lora_rank": 2, "lengthen.divergence": 0.5}, "the model no longer holds its teacher"),
 }
 
 
