@@ -13,15 +13,6 @@ LATTE_BEGIN
 
 constexpr double kEmpty = -1e30;
 
-template <class T>
-T dot(const T* a, const T* b, int64_t n) {
-    Vec<T> sum[2] = {};
-    int64_t c = 0;
-    for (; c + 2 * kWidth<T> <= n; c += 2 * kWidth<T>)
-        for (int j = 0; j < 2; ++j) sum[j] = load(a + c + j * kWidth<T>) * load(b + c + j * kWidth<T>) + sum[j];
-    for (; c < n; c += kWidth<T>) sum[0] = load_some(a + c, n - c, T(0)) * load_some(b + c, n - c, T(0)) + sum[0];
-    return sum_lanes<T>(sum[0] + sum[1]);
-}
 // y += s x
 template <class T>
 LATTE_INLINE void add_scaled(T* y, const T* x, T s, int64_t n) {

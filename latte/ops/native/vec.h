@@ -188,6 +188,17 @@ LATTE_INLINE Vec<double> vtanh(Vec<double> x) {
     return y;
 }
 
+// The sum of a_i b_i.
+template <class T>
+T dot(const T* a, const T* b, int64_t n) {
+    Vec<T> sum[2] = {};
+    int64_t c = 0;
+    for (; c + 2 * kWidth<T> <= n; c += 2 * kWidth<T>)
+        for (int j = 0; j < 2; ++j) sum[j] = load(a + c + j * kWidth<T>) * load(b + c + j * kWidth<T>) + sum[j];
+    for (; c < n; c += kWidth<T>) sum[0] = load_some(a + c, n - c, T(0)) * load_some(b + c, n - c, T(0)) + sum[0];
+    return sum_lanes<T>(sum[0] + sum[1]);
+}
+
 LATTE_INLINE constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 LATTE_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 LATTE_INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -82,36 +82,70 @@ void scores(const A& w, const Span& s, int64_t i, int64_t rows, const T* x, int6
         }
 }
 
-// Turns a row of scores into exp(score - maximum), zeros where nothing is seen, and returns 1 / sum (0 if the row is empty).
+// The largest score of a row among the keys it sees; scores it doesn't see become kEmpty, and capped ones are stored.
 template <class T>
-T softmax_row(T* row, int64_t first, int64_t last, int64_t origin, int64_t lo, int64_t hi, const Int<T>* ids, int64_t id, T cap,
-              T* lse) {
+LATTE_INLINE T largest(T* row, int64_t first, int64_t last, int64_t origin, int64_t lo, int64_t hi, const Int<T>* ids, int64_t id,
+                       T cap) {
     constexpr int W = kWidth<T>;
     const Vec<T> none = splat(T(kEmpty));
     Vec<T> top = none;
-    if (id >= 0)
-        for (int64_t j = first; j < last; j += W) {
-            Vec<T> x = load(row + j - origin);
-            if (cap > 0) x = vtanh(x / cap) * cap;
-            if (ids || j < lo || j + W > hi) x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
-            if (ids || cap > 0 || j < lo || j + W > hi) store(row + j - origin, x);
-            top = vmax<T>(top, x);
-        }
-    const T m = max_lanes<T>(top);
-    if (id < 0 || !(m > T(kEmpty / 2))) {
-        for (int64_t j = first; j < last; j += W) store(row + j - origin, Vec<T>{});
-        *lse = T(kEmpty);
+    for (int64_t j = first; j < last; j += W) {
+        Vec<T> x = load(row + j - origin);
+        if (cap > 0) x = vtanh(x / cap) * cap;
+        if (ids || j < lo || j + W > hi) x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
+        if (ids || cap > 0 || j < lo || j + W > hi) store(row + j - origin, x);
+        top = vmax<T>(top, x);
+    }
+    return max_lanes<T>(top);
+}
+
+// Scores of a row to exp(score - top), zeros in an empty row; returns their sum.
+template <class T>
+LATTE_INLINE T exponentials(T* row, int64_t n, T top, bool empty) {
+    constexpr int W = kWidth<T>;
+    if (empty) {
+        memset(row, 0, size_t(n) * sizeof(T));
         return 0;
     }
     Vec<T> total{};
-    for (int64_t j = first; j < last; j += W) {
-        const Vec<T> e = vexp(load(row + j - origin) - m);
-        store(row + j - origin, e);
+    for (int64_t j = 0; j < n; j += W) {
+        const Vec<T> e = vexp(load(row + j) - top);
+        store(row + j, e);
         total += e;
     }
-    const T sum = sum_lanes<T>(total);
-    *lse = m + T(::log(double(sum)));
-    return T(1) / sum;
+    return sum_lanes<T>(total);
+}
+
+LATTE_INLINE float natural_log(float x) { return ::logf(x); }
+LATTE_INLINE double natural_log(double x) { return ::log(x); }
+
+// A row of scores, the keys that it sees, counted from the task's first, and what it leaves.
+template <class T>
+struct Row {
+    T* scores;
+    int64_t lo, hi, id;
+    T* lse;
+};
+
+// Turns rows of scores into exp(score - maximum), zeros where nothing is seen; inverse is 1 / sum (0 if the row is empty). Each
+// step runs over all rows, so that what one waits for (a sum over lanes, a logarithm) hides behind the others.
+template <class T, class RowOf>
+LATTE_INLINE void softmax_rows(int64_t rows, int64_t first, int64_t last, int64_t origin, const Int<T>* ids, T cap, RowOf row_of,
+                               T* inverse) {
+    T top[kTileRows], sum[kTileRows];
+    bool empty[kTileRows];
+    for (int64_t r = 0; r < rows; ++r) {
+        const Row<T> row = row_of(r);
+        empty[r] = row.id < 0;
+        if (!empty[r]) top[r] = largest(row.scores, first, last, origin, row.lo, row.hi, ids, row.id, cap);
+        empty[r] = empty[r] || !(top[r] > T(kEmpty / 2));
+    }
+    for (int64_t r = 0; r < rows; ++r)
+        sum[r] = exponentials(row_of(r).scores + first - origin, last - first, empty[r] ? T(0) : top[r], empty[r]);
+    for (int64_t r = 0; r < rows; ++r) {
+        *row_of(r).lse = empty[r] ? T(kEmpty) : top[r] + natural_log(sum[r]);
+        inverse[r] = empty[r] ? T(0) : T(1) / sum[r];
+    }
 }
 
 // One query at a time, for decoding: with so little to do, packing keys would take longer than using them.
@@ -142,8 +176,9 @@ void few_queries(const WindowForward& w) {
                 for (int64_t r = 0; r < min64(4, n - j); ++r) p[j + r] = sum_lanes<T>(dot[r]) * T(w.scale);
             }
             const Int<T>* known = key_ids<T>(ids, w.seg_k ? w.seg_k + b * w.S + j0 : nullptr, n, reach + W);
-            const T inverse = softmax_row(p, 0, round_up(n, W), 0, 0, n, known, w.seg_q ? w.seg_q[b * w.T + i] : 0, T(w.softcap),
-                                          (T*)w.lse + (b * w.T + i) * w.H + h);
+            const Row<T> only{p, 0, n, w.seg_q ? w.seg_q[b * w.T + i] : 0, (T*)w.lse + (b * w.T + i) * w.H + h};
+            T inverse;
+            softmax_rows<T>(1, 0, round_up(n, W), 0, known, T(w.softcap), [&](int64_t) { return only; }, &inverse);
             // An unseen value may hold anything, so it is not even multiplied by 0.
             int64_t c = 0;
             for (; c + 4 * W <= w.V; c += 4 * W) {
@@ -194,19 +229,23 @@ void window_forward_typed(const WindowForward& w) {
                     const int64_t rows = min64(kBlock, s.i0 + s.n - i);
                     int64_t origin, stop;
                     panels<T>(w, s, i, rows, origin, stop);
-                    for (int64_t r = 0; r < kBlock; ++r)
-                        for (int64_t d = 0; d < w.D; ++d)
-                            q[r * w.D + d] = r < rows ? at<T>(w.q, s.b, i + r, h)[d] * T(w.scale) : T(0);
+                    for (int64_t r = 0; r < rows; ++r) copy_scaled(q + r * w.D, at<T>(w.q, s.b, i + r, h), w.D, T(w.scale));
+                    if (rows < kBlock) memset(q + rows * w.D, 0, size_t((kBlock - rows) * w.D) * sizeof(T));
+                    for (int64_t r = i + rows; r < min64(i + rows + kBlock, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
                     scores(w, s, i, rows, q, w.D, w.D, kp, p, wide, origin, stop);
                     T inverse[kBlock];
-                    for (int64_t r = 0; r < rows; ++r) {
-                        int64_t lo, hi, first, last;
-                        seen(w, s, i + r, lo, hi);
-                        const int64_t tile = r / kTileRows * kTileRows;
-                        panels<T>(w, s, i + tile, min64(kTileRows, rows - tile), first, last);
-                        inverse[r] = softmax_row(p + r * wide, first * N, last * N, origin * N, lo, hi, ids,
-                                                 w.seg_q ? w.seg_q[s.b * w.T + i + r] : 0, T(w.softcap),
-                                                 (T*)w.lse + (s.b * w.T + i + r) * w.H + h);
+                    for (int64_t tile = 0; tile < rows; tile += kTileRows) {
+                        const int64_t n = min64(kTileRows, rows - tile);
+                        int64_t first, last;
+                        panels<T>(w, s, i + tile, n, first, last);
+                        const auto row = [&](int64_t r) {
+                            const int64_t t = i + tile + r;
+                            int64_t lo, hi;
+                            seen(w, s, t, lo, hi);
+                            return Row<T>{p + (tile + r) * wide, lo, hi, w.seg_q ? w.seg_q[s.b * w.T + t] : 0,
+                                          (T*)w.lse + (s.b * w.T + t) * w.H + h};
+                        };
+                        softmax_rows<T>(n, first * N, last * N, origin * N, ids, T(w.softcap), row, inverse + tile);
                     }
                     for (int64_t r = 0; r < rows; r += kTileRows) {
                         int64_t lo, hi, skip;
@@ -218,7 +257,11 @@ void window_forward_typed(const WindowForward& w) {
                     }
                     for (int64_t r = 0; r < rows; ++r) {
                         T* to = at<T>(w.y, s.b, i + r, h);
-                        for (int64_t c = 0; c < w.V; ++c) to[c] = inverse[r] != 0 ? y[r * Vp + c] * inverse[r] : T(0);
+                        if (inverse[r] != 0) {
+                            copy_scaled(to, y + r * Vp, w.V, inverse[r]);
+                        } else {
+                            memset(to, 0, size_t(w.V) * sizeof(T));
+                        }
                     }
                 }
         }
@@ -297,13 +340,14 @@ void window_backward_typed(const WindowBackward& w) {
                         for (int64_t r = 0; r < kBlock; ++r) {
                             const bool real = r < rows && !(id && id[r] < 0);
                             const T *qi = at<T>(w.q, s.b, i + r, h), *gi = at<T>(w.dy, s.b, i + r, h), *yi = at<T>(w.y, s.b, i + r, h);
-                            for (int64_t d = 0; d < w.D; ++d) q[r * Dp + d] = real ? qi[d] * T(w.scale) : T(0);
-                            T dot = 0;
-                            for (int64_t c = 0; c < w.V; ++c) {
-                                dy[r * Vp + c] = real ? gi[c] : T(0);
-                                if (real) dot += gi[c] * yi[c];
+                            if (real) {
+                                copy_scaled(q + r * Dp, qi, w.D, T(w.scale));
+                                memcpy(dy + r * Vp, gi, size_t(w.V * size));
+                            } else {
+                                memset(q + r * Dp, 0, size_t(w.D * size));
+                                memset(dy + r * Vp, 0, size_t(w.V * size));
                             }
-                            delta[r] = real ? dot - ((const T*)w.dlse)[(s.b * w.T + i + r) * w.H + h] : T(0);
+                            delta[r] = real ? dot(gi, yi, w.V) - ((const T*)w.dlse)[(s.b * w.T + i + r) * w.H + h] : T(0);
                         }
                         scores(w, s, i, rows, q, w.D, Dp, kt, p, wide, origin, stop);
                         scores(w, s, i, rows, dy, w.V, Vp, vt, ds, wide, origin, stop);
@@ -326,7 +370,7 @@ void window_backward_typed(const WindowBackward& w) {
                                                   dq + r * Dp + c, Dp);
                         }
                         for (int64_t r = 0; r < rows; ++r)
-                            for (int64_t d = 0; d < w.D; ++d) at<T>(w.dq, s.b, i + r, h)[d] = dq[r * Dp + d] * T(w.scale);
+                            copy_scaled(at<T>(w.dq, s.b, i + r, h), dq + r * Dp, w.D, T(w.scale));
                         pack_rows(qr, q, Dp, kBlock, Dp, (const Int<T>*)nullptr);
                         pack_rows(dyr, dy, Vp, kBlock, Vp, (const Int<T>*)nullptr);
                         for (int64_t j = from; j < to; j += kTileRows) {
