@@ -298,6 +298,8 @@ class JudgeRecipe:
     """Context lengths for perplexity."""
     sources: list[str] = field(default_factory=list)
     """More texts to measure on, beside the validation part: files, as data.source."""
+    source_contexts: list[int] | None = None
+    """Context lengths for those; default: the same."""
     max_tokens: int = 65536
     """Tokens of each text, at each length the same ones."""
     join_documents: bool = False
@@ -333,8 +335,9 @@ class ExtendRecipe:
     """What feeds the latents: the layer's input, a short convolution of it, or a gated recurrence over it."""
     coupled: bool = True
     """Window and latents share one softmax by their own scores; without it the window's share is learned alone."""
-    opening: float = 0.1
-    """Weight that the latents start training with."""
+    opening: float | None = None
+    """Weight that the latents start training with; default: what the pretrained attention gives to all that lies behind
+    the window."""
     data: DataRecipe = field(default_factory=DataRecipe)
     """Text; data.tokenizer and data.sequence_length are not used, the model's own tokenizer and each stage's length
     are."""
@@ -359,7 +362,7 @@ class ExtendRecipe:
         for name, least in (("window", 0), ("sinks", 0), ("latents", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}, expected at least {least}")
-        if not 0 < self.opening < 1:
+        if self.opening is not None and not 0 < self.opening < 1:
             raise UserError(f"opening is {self.opening}, expected a number between 0 and 1")
         if self.distil.lora_rank and self.lengthen.steps and self.lengthen.divergence:
             raise UserError(

@@ -21,6 +21,7 @@ from latte.files import write_text
 from latte.recipe import JudgeRecipe
 
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
+VALIDATION = "validation"  # the name of the corpus's own held-out part
 DEPTHS = (0.1, 0.5, 0.9)
 TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
 PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
@@ -59,7 +60,7 @@ def judge(
     for who in contenders:
         within = who.longest or max(recipe.contexts + recipe.retrieval_contexts, default=0)
         for name, text in texts.items():
-            for length in (length for length in recipe.contexts if length <= within):
+            for length in (length for length in contexts_for(name, recipe) if length <= within):
                 once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, text, length)
         if who.name != WINDOW:
             for length in (length for length in recipe.retrieval_contexts if length <= within):
@@ -69,6 +70,11 @@ def judge(
             for length in recipe.decode_contexts:
                 once(f"decoding of {who.name} at {length}", decode_cost, who.model, length, recipe.decode_tokens)
     return summary(found, list(texts), recipe, own_context)
+
+
+def contexts_for(text: str, recipe: JudgeRecipe) -> list[int]:
+    """Context lengths to measure on a text."""
+    return recipe.contexts if text == VALIDATION or recipe.source_contexts is None else recipe.source_contexts
 
 
 def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:
@@ -84,13 +90,13 @@ def summary(found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_co
     for text in texts:
         rows = perplexity[text] = {}
         for name in names:
-            for context in recipe.contexts:
+            for context in contexts_for(text, recipe):
                 entry = found.get(f"perplexity of {name} on {text} at {context}")
                 if entry is not None:
                     rows.setdefault(name, {})[str(context)] = entry["contexts"][0]
                     positions.setdefault(text, {})[name] = entry["positions"]
         closed = {}
-        for length in (str(context) for context in recipe.contexts if context <= own_context):
+        for length in (str(context) for context in contexts_for(text, recipe) if context <= own_context):
             losses = [rows.get(name, {}).get(length, {}).get("loss") for name in (ORIGINAL, SINKS, EXTENDED)]
             if None not in losses and losses[1] != losses[0]:
                 closed[length] = (losses[1] - losses[2]) / (losses[1] - losses[0])

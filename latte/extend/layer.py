@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from latte.extend.families import Family
+from latte.extend.opening import fit_latents
 from latte.mixers.base import MixerConfig
 from latte.mixers.latte import LatteMixer
 from latte.mixers.rotary import Rotary
@@ -108,17 +109,22 @@ class ExtendedMixer(LatteMixer):
         q_BTHK, k_BTGK = near.queries_and_keys(x_BTD)
         return self._attend_to_all(q_BTHK, k_BTGK, self.values(x_BTD), reset)
 
-    def _attend_to_all(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, reset: Tensor | None) -> Tensor:
-        near = self.near
+    def turned(self, q_BTHK: Tensor, k_BTGK: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        """Queries and keys turned by their places, and how many tokens back the pretrained layer saw."""
+        near, length = self.near, q_BTHK.shape[1]
         if reset is None:
             q_BTHK, k_BTGK = (near.rotary.turn_from_start(x) for x in (q_BTHK, k_BTGK))
         else:
             place_BT, _ = positions(q_BTHK, None, reset, torch.zeros_like(reset[:, 0], dtype=torch.long))
             q_BTHK, k_BTGK = (near.rotary.turn(x, place_BT) for x in (q_BTHK, k_BTGK))
         own = near.family.own_window(near.original, self.layer)
-        if own is None and near.softcap is None:
+        return q_BTHK, k_BTGK, length if own is None else min(own, length)
+
+    def _attend_to_all(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, reset: Tensor | None) -> Tensor:
+        near = self.near
+        q_BTHK, k_BTGK, left = self.turned(q_BTHK, k_BTGK, reset)
+        if left == q_BTHK.shape[1] and near.softcap is None:
             return softmax_attention(q_BTHK, k_BTGK, v_BTGV, scale=near.scale, reset=reset)[0]
-        left = q_BTHK.shape[1] if own is None else own
         return window_attention(q_BTHK, k_BTGK, v_BTGV, left=left, scale=near.scale, softcap=near.softcap, reset=reset)[
             0
         ]
@@ -138,20 +144,6 @@ class ExtendedMixer(LatteMixer):
         error = (self.project(y_BTHV, x_BTD) - target_BTD).square().sum()
         return target_BTD, error / target_BTD.square().sum()
 
-    @torch.no_grad()
-    def open(self, x_BTD: Tensor, reset: Tensor | None, share: float) -> None:
-        """Give the latents about ``share`` of each head's weight on these inputs, to learn from."""
-        near = self.near
-        q_BTHK, k_BTGK = near.queries_and_keys(x_BTD)
-        _, log_norm_BTH, _ = near.attend(q_BTHK, k_BTGK, self.values(x_BTD), None, None, reset)
-        fed_BTD, _ = self._fed(x_BTD, None, None, reset)
-        logits_BTHM = self.latent_q_proj(fed_BTD).unflatten(-1, (self.config.num_heads, -1))
-        here_BTH = logits_BTHM[..., 0] + (log_norm_BTH if self.options.coupled else 0)
-        away_BTH = logits_BTHM[..., 1:].logsumexp(dim=-1)
-        bias_H = (away_BTH - here_BTH).mean(dim=(0, 1)) + torch.tensor(1 / share - 1).log()
-        assert self.slot0_bias is not None
-        self.slot0_bias.copy_(bias_H)
-
 
 @dataclass
 class Reading:
@@ -163,7 +155,7 @@ class Reading:
     after: dict[int, State] = field(default_factory=dict)
     mode: Literal["extended", "original", "transfer", "open"] = "extended"
     losses: dict[int, Tensor] = field(default_factory=dict)
-    share: float = 0.0  # for "open"
+    share: float | None = None  # for "open"
 
 
 class ExtendedAttention(nn.Module):
@@ -183,7 +175,7 @@ class ExtendedAttention(nn.Module):
             y_BTD, reading.losses[layer] = mixer.transfer(x_BTD, reading.reset)
         else:
             if reading.mode == "open":
-                mixer.open(x_BTD, reading.reset, reading.share)
+                fit_latents(mixer, x_BTD, reading.reset, reading.share)
             y_BTD = mixer.project(mixer.original(x_BTD, reading.reset), x_BTD)
         return y_BTD, None
 

@@ -50,6 +50,11 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
     def mixers(self) -> list[ExtendedMixer]:
         return [layer.self_attn.mixer for layer in self.base.model.layers]
 
+    @property
+    def own_context(self) -> int:
+        """How many tokens the pretrained model was made for."""
+        return int(getattr(self.base.config, "max_position_embeddings", 0) or 0)
+
     def new_parameters(self) -> dict[str, nn.Parameter]:
         """What extending added, by name."""
         old = {id(parameter) for mixer in self.mixers for parameter in mixer.near.attention.parameters()}
@@ -133,7 +138,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
         mode: str = "extended",
-        share: float = 0.0,
+        share: float | None = None,
     ) -> tuple[Tensor, Reading]:
         """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`."""
         if (input_ids is None) == (inputs_embeds is None):

@@ -17,7 +17,7 @@ from latte.errors import UserError
 from latte.eval.run import read_text, take
 from latte.eval.stream import Text
 from latte.extend.card import model_card
-from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW, Contender, judge
+from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.extend.page import render_results, write_plots
 from latte.extend.sources import Original, load_original
@@ -57,14 +57,13 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             open_latents(model, stages[0], recipe.opening)
             stage.run(model, console)
         model.requires_grad_(False).eval()
-        own = own_context(original.model)
         figures = judge(
             contenders(original, model, options, recipe),
             original.tokenizer,
             texts(recipe, corpus, original),
             recipe.judge,
             run / "judge.json",
-            own,
+            model.own_context,
             lambda what: console.print(f"measuring {what}"),
         )
         layers = {
@@ -103,22 +102,17 @@ def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
     }
 
 
-def own_context(model: Any) -> int:
-    """How many tokens the pretrained model was made for."""
-    return int(getattr(model.config, "max_position_embeddings", 0) or 0)
-
-
 def contenders(
     original: Original, model: LatteExtendedForCausalLM, options: dict[str, Any], recipe: ExtendRecipe
 ) -> list[Contender]:
     """The pretrained model, what is left of it on its window, with its sinks too, and the extended one."""
-    limit = recipe.judge.original_up_to or 2 * own_context(original.model)
+    limit = recipe.judge.original_up_to or 2 * model.own_context
     sinks_too = convert(copy.deepcopy(original.model), options)
     alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
     return [
         Contender(ORIGINAL, original.model.eval(), limit),
-        Contender(WINDOW, alone.eval(), limit),
-        Contender(SINKS, sinks_too.eval()),
+        Contender(WINDOW, alone.eval(), min(limit, model.own_context)),  # beyond they only repeat themselves
+        Contender(SINKS, sinks_too.eval(), max(model.own_context, min(recipe.judge.contexts, default=0))),
         Contender(EXTENDED, model),
     ]
 
@@ -128,7 +122,7 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
     asked = EvalRecipe(max_tokens=recipe.judge.max_tokens, join_documents=recipe.judge.join_documents)
     tokens = corpus.valid
     pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-    result = {"validation": take(pairs, original.tokenizer, asked)}
+    result = {VALIDATION: take(pairs, original.tokenizer, asked)}
     for source in recipe.judge.sources:
         settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
         result[Path(source).name.split(".")[0]] = read_text(settings, original.tokenizer)

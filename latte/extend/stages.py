@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from latte.data import Corpus, Rows, StepBatches
+from latte.extend.gap import Gap, without_low_rank
 from latte.extend.layer import CLOSED
-from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
+from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
@@ -26,6 +27,8 @@ from latte.train.trainer import Batch, training_arguments
 
 #: In the order in which they run; each is a field of the recipe.
 STAGES = ("transfer", "distil", "lengthen")
+#: What the latents' first weights are fitted on.
+OPENING_TOKENS = 4096
 ATTENTION_PROJECTIONS = r".*\.attention\.(q_proj|k_proj|v_proj|o_proj)"
 
 
@@ -39,6 +42,8 @@ class Stage:
     rows: Rows
     held_out: Rows
     seed: int
+    past_teacher: bool = False  # low-rank training came before: the pretrained weights are no longer there
+    _gap: Gap | None = None
 
     def run(self, model: LatteExtendedForCausalLM, console: Console) -> Result:
         """Train, or go on, or only load what was trained before; the model then has the stage's weights."""
@@ -92,7 +97,7 @@ class Stage:
         assert isinstance(settings, DistilRecipe)
         known = None
         if settings.divergence:
-            with _without_low_rank(model):  # the pretrained model knows nothing of additions to its weights
+            with without_low_rank(model):  # the pretrained model knows nothing of additions to its weights
                 known = teacher_states(model, batch["input_ids"], batch["reset"])
         return distillation_loss(
             model,
@@ -106,37 +111,38 @@ class Stage:
 
     @torch.no_grad()
     def validate(self, model: nn.Module, args: TrainingArguments) -> dict[str, float]:
-        """The stage's losses on rows that are not trained on."""
+        """The stage's losses on rows that are not trained on, and how much of the gap is closed there."""
         inner: Any = getattr(model, "module", model)
-        totals: dict[str, float] = {}
-        chosen = self._validation_rows()
-        for row in chosen:
-            batch = {name: value.to(args.device) for name, value in self.held_out.batch([row]).items()}
-            if isinstance(self.settings, DistilRecipe):
-                _, divergence, cross_entropy = self._distil(inner, batch)
-                found = {"valid_loss": float(cross_entropy), "valid_divergence": float(divergence)}
-            else:
-                losses = transfer_losses(inner, batch["input_ids"], batch["reset"])
-                found = {"valid_loss": float(losses.mean())}
-            for name, value in found.items():
-                totals[name] = totals.get(name, 0.0) + value / len(chosen)
-        return totals
+        rows = self._validation_batches(args.device)
+        found: dict[str, float] = {}
+        if isinstance(self.settings, DistilRecipe):
+            parts = torch.tensor([self._distil(inner, row)[1:] for row in rows]).mean(dim=0)
+            found["valid_loss"] = next_token = float(parts[1])
+            if self.settings.divergence:
+                found["valid_divergence"] = float(parts[0])
+        else:
+            found["valid_loss"] = float(sum(self.loss(inner, row) for row in rows)) / len(rows)
+            found["valid_next_token"] = next_token = Gap(rows).loss(inner)
+        if self.settings.sequence_length <= inner.own_context and not self.past_teacher:
+            if self._gap is None:
+                self._gap = Gap(rows)
+            closed = self._gap.closed(inner, next_token)
+            if closed is not None:
+                found["valid_gap_closed"] = closed
+        return found
 
     @torch.no_grad()
     def layer_losses(self, model: LatteExtendedForCausalLM) -> list[float]:
         """Each layer's distance from the pretrained layer on held-out rows."""
-        chosen = self._validation_rows()
-        device = model.device
-        total = sum(
-            transfer_losses(model, batch["input_ids"].to(device), batch["reset"].to(device))
-            for batch in (self.held_out.batch([row]) for row in chosen)
-        )
+        rows = self._validation_batches(model.device)
+        total = sum(transfer_losses(model, row["input_ids"], row["reset"]) for row in rows)
         assert isinstance(total, Tensor)
-        return [round(float(value) / len(chosen), 6) for value in total]
+        return [round(float(value) / len(rows), 6) for value in total]
 
-    def _validation_rows(self) -> list[int]:
+    def _validation_batches(self, device: torch.device) -> list[Batch]:
         count = min(self.settings.eval_rows, len(self.held_out))
-        return [index * len(self.held_out) // count for index in range(count)]
+        chosen = [index * len(self.held_out) // count for index in range(count)]
+        return [{name: value.to(device) for name, value in self.held_out.batch([row]).items()} for row in chosen]
 
 
 def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stage]:
@@ -145,25 +151,28 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
     Raises:
         UserError: too little text for a stage's rows.
     """
-    stages = []
+    stages: list[Stage] = []
     for name in STAGES:
         settings: StageRecipe = getattr(recipe, name)
         if settings.steps:
             length = settings.sequence_length
             rows = Rows(corpus.train, length, f"training part, for stage {name},")
             held_out = Rows(corpus.valid, length, f"validation part, for stage {name},")
-            stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed))
+            changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
+            stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
     return stages
 
 
 @torch.no_grad()
-def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float) -> None:
+def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float | None) -> None:
     """Let closed latents into the softmax before the first stage; always the same way, so that a restart is too."""
     bias = model.mixers[0].slot0_bias
     if bias is None or float(bias.min()) < CLOSED:
         return
-    batch = stage.rows.batch([0])
-    model.read(batch["input_ids"].to(model.device), mode="open", share=share)
+    count = min(len(stage.rows), -(-OPENING_TOKENS // stage.settings.sequence_length))
+    batch = stage.rows.batch([index * len(stage.rows) // count for index in range(count)])
+    reset = boundaries(batch["reset"].to(model.device))
+    model.read(batch["input_ids"].to(model.device), reset=reset, mode="open", share=share)
 
 
 @contextmanager
@@ -179,17 +188,3 @@ def low_rank(model: LatteExtendedForCausalLM, settings: StageRecipe) -> Iterator
     tuner = LoraModel(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=ATTENTION_PROJECTIONS), "default")
     yield
     tuner.merge_and_unload()
-
-
-@contextmanager
-def _without_low_rank(model: nn.Module) -> Iterator[None]:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)

@@ -146,7 +146,12 @@ class Display(TrainerCallback):
             self.live.stop()
 
     def _line(self) -> str:
-        forms = {"loss": "loss {:.4f}", "valid_loss": "valid {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
+        forms = {
+            "loss": "loss {:.4f}",
+            "valid_loss": "valid {:.4f}",
+            "valid_gap_closed": "gap closed {:.1%}",
+            "tokens_per_second": "{:,.0f} tokens/s",
+        }
         return "  ".join(form.format(self.shown[name]) for name, form in forms.items() if name in self.shown)
 
     def _left(self, state: TrainerState) -> str:

@@ -1,0 +1,78 @@
+"""How much of what the window costs is won back, while a model is taught: gap closed, on rows that are not trained on.
+
+    (loss on window and sinks - loss now) / (loss on window and sinks - loss of the pretrained model)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from latte.extend.layer import CLOSED
+from latte.extend.losses import boundaries
+from latte.extend.model import LatteExtendedForCausalLM
+from latte.models.loss import next_token_loss
+from latte.train.trainer import Batch
+
+
+class Gap:
+    """The two ends of the gap on some rows, measured when they are first asked for."""
+
+    def __init__(self, rows: list[Batch]) -> None:
+        self.rows = rows
+        self._ends: tuple[float, float] | None = None
+
+    def closed(self, model: LatteExtendedForCausalLM, loss: float) -> float | None:
+        """The part of the gap that a loss on these rows has closed; None where the window costs nothing."""
+        if self._ends is None:
+            with without_low_rank(model):
+                self._ends = (self.loss(model, mode="original"), self.loss(model, closed=True))
+        best, worst = self._ends
+        return (worst - loss) / (worst - best) if worst > best else None
+
+    @torch.no_grad()
+    def loss(self, model: LatteExtendedForCausalLM, mode: str = "extended", closed: bool = False) -> float:
+        """Next-token loss a token over the rows."""
+        total = 0.0
+        with _closed(model) if closed else nullcontext():
+            for row in self.rows:
+                reset = boundaries(row["reset"])
+                hidden_BTD, _ = model.read(row["input_ids"], reset=reset, mode=mode)
+                total += float(
+                    next_token_loss(hidden_BTD, model.output_weight, row["labels"], finish=model.finish_logits)
+                )
+        return total / len(self.rows)
+
+
+@contextmanager
+def _closed(model: LatteExtendedForCausalLM) -> Iterator[None]:
+    """The model on its window and sinks alone, for a while."""
+    biases = [mixer.slot0_bias for mixer in model.mixers if mixer.slot0_bias is not None]
+    kept: list[Tensor] = [bias.detach().clone() for bias in biases]
+    with torch.no_grad():
+        for bias in biases:
+            bias.fill_(CLOSED)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for bias, value in zip(biases, kept, strict=True):
+                bias.copy_(value)
+
+
+@contextmanager
+def without_low_rank(model: nn.Module) -> Iterator[None]:
+    """The pretrained weights without what a stage adds to them, for a while."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
