@@ -95,6 +95,27 @@ MUTANTS = [
         LATTE,
     ),
     Mutant(
+        "keys on a chunk's scale reach other documents",
+        LOG_KEY,
+        "weight_BNHCM.mT * seen_within(x.segment_BNC)[:, :, None])",
+        "weight_BNHCM.mT * seen_within(0 * x.segment_BNC)[:, :, None])",
+        LATTE,
+    ),
+    Mutant(
+        "a token behind a key too large for the chunk's scale stays on it",
+        LOG_KEY,
+        "high.to(torch.uint8).cummax(dim=-2).values.bool()",
+        "high",
+        LATTE,
+    ),
+    Mutant(
+        "sums too small for the chunk's scale stay on it",
+        LOG_KEY,
+        "(sum_BNHCM > 0) & (sum_BNHCM < math.exp(-COMMON_RANGE))",
+        "torch.zeros_like(high)",
+        LATTE,
+    ),
+    Mutant(
         "log-normalisers are summed in float32",
         LOG_KEY,
         "k_BNHCM = k_BNHCM.to(state.log_norm_BHM.dtype)",

@@ -1,6 +1,6 @@
 """How much of what the window costs is won back, while a model is taught: gap closed, on rows that are not trained on.
 
-    (loss on window and sinks - loss now) / (loss on window and sinks - loss of the pretrained model)
+(loss on window and sinks - loss now) / (loss on window and sinks - loss of the pretrained model)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where latents begin: as what stands for the pretrained attention behind the window, by clustering and least squares.
 
-Attention to what lies far away is sum_s e^{q_t k_s} v_s / Z. Replacing each query by the centre c_l of its cluster makes
-it a mixture of latents, with p(s|l,t) from the scores c_l k_s, p(l|t) from how near the query is to each centre, and
-slot 0's share from how much of Z lies in the window. All three are (nearly) linear in the layer's input, so the new
+Attention to what lies far away is sum_s e^{q_t k_s} v_s / Z. Replacing each query by the centre c_l of its cluster
+makes it a mixture of latents, with p(s|l,t) from the scores c_l k_s, p(l|t) from how near the query is to each centre,
+and slot 0's share from how much of Z lies in the window. All three are (nearly) linear in the layer's input, so the new
 weights are found on a few thousand tokens without a gradient step; training starts from there.
 """
 

@@ -67,9 +67,12 @@ def segments_before(segment_BNC: Tensor) -> Tensor:
     return F.pad(segment_BNC[:, :-1, -1], (1, 0))
 
 
-def gated_chunks(x: Chunks, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over one block of chunks: (outputs (B,N,H,C,V), final state (B,H,K,V))."""
-    y_BNHCV = _within(x)
+def gated_chunks(x: Chunks, state_BHKV: Tensor, within_BNHCV: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Run the recurrence over one block of chunks: (outputs (B,N,H,C,V), final state (B,H,K,V)).
+
+    ``within`` are the outputs from keys of the same chunk, where a mechanism has a shorter way to them.
+    """
+    y_BNHCV = _within(x) if within_BNHCV is None else within_BNHCV
 
     # What each chunk adds to the state, as seen from its end.
     last_BNHK = x.gate_BNHCK[..., -1, :]
@@ -93,7 +96,7 @@ def gated_chunks(x: Chunks, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
 
 def _within(x: Chunks) -> Tensor:
     """Outputs from keys of the same chunk."""
-    return _within_scalar(x) if x.gate_BNHCK.shape[-1] == 1 else _within_channels(x)
+    return _within_scalar(x) if x.gate_BNHCK.shape[-1] == 1 else within_channels(x)
 
 
 def _within_scalar(x: Chunks) -> Tensor:
@@ -104,7 +107,7 @@ def _within_scalar(x: Chunks) -> Tensor:
     return (x.q_BNHCK @ x.k_BNHCK.transpose(-1, -2) * fade_BNHCC) @ x.v_BNHCV
 
 
-def _within_channels(x: Chunks) -> Tensor:
+def within_channels(x: Chunks) -> Tensor:
     """A gate per channel: sub-blocks against the ones before them around a pivot, and each against itself."""
     C = x.q_BNHCK.shape[-2]
     outputs = []
@@ -144,10 +147,10 @@ def _exp_where(like: Tensor, condition: Tensor, exponent: Tensor) -> Tensor:
     return bounded_exp(exponent.to(like.dtype)) * condition
 
 
-def bounded_exp(exponent: Tensor) -> Tensor:
-    """e to exponents that are at most 0, or stand for nothing and are multiplied by 0 afterwards.
+def bounded_exp(exponent: Tensor, most: float = 0.0) -> Tensor:
+    """e to exponents that are at most ``most``, or stand for nothing and are multiplied by 0 afterwards.
 
     Bounded on both sides: e to -1e30 takes a CPU thirty times as long as e to -80, and what stands for nothing must be
     finite. The upper bound leaves room for rounding, since a clamped exponent has no gradient.
     """
-    return exponent.clamp(math.log(torch.finfo(exponent.dtype).tiny), 1.0).exp()
+    return exponent.clamp(math.log(torch.finfo(exponent.dtype).tiny), most + 1.0).exp()

@@ -11,6 +11,9 @@ logits, and nothing is ever compared with a maximum that the future could change
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,12 +23,15 @@ from latte.ops.decay import document_attention
 from latte.ops.gated import (
     BLOCK,
     Chunks,
+    bounded_exp,
     chunk_size,
     from_chunks,
     gated_chunks,
     pad_tokens,
+    seen_within,
     segments_before,
     to_chunks,
+    within_channels,
 )
 from latte.ops.tokens import segment_ids, whole_document, zero_padding
 from latte.shapes import Axes
@@ -33,6 +39,9 @@ from latte.state import State, require_state, state
 
 # The log of an empty sum. Finite, so that differences of it are numbers.
 EMPTY = -1e30
+# How far above or below the first logit of a chunk float32 can follow on its scale: e to twice this is still a number,
+# which the product of a query and a key of different documents may be, before it is set to 0.
+COMMON_RANGE = 38.0
 
 
 @state
@@ -168,9 +177,10 @@ def _block(
     # Log-normalisers within each chunk, then of everything before it, then both together; as wide as the state's,
     # because e to their differences would show what float32 rounds off large ones.
     k_BNHCM = k_BNHCM.to(state.log_norm_BHM.dtype)
-    local_BNHCM = _log_cumulative(k_BNHCM, segment_BNC[:, :, None])
+    scaled = None if torch.compiler.is_compiling() else _scale(k_BNHCM, segment_BNC)
+    local_BNHCM = _log_cumulative(k_BNHCM, segment_BNC, scaled)
     ends_BNHM = local_BNHCM[..., -1, :]
-    upto_BNHM = _log_cumulative(
+    upto_BNHM = _log_cumulative_by_doubling(
         torch.cat([state.log_norm_BHM[:, None], ends_BNHM], dim=1).transpose(1, 2),
         F.pad(segment_BNC[..., -1], (1, 0))[:, None],
     ).transpose(1, 2)
@@ -182,7 +192,7 @@ def _block(
     )
     chunks = Chunks(
         p_BNHCM,
-        (k_BNHCM - log_norm_BNHCM).exp().to(p_BNHCM.dtype),
+        bounded_exp((k_BNHCM - log_norm_BNHCM).to(p_BNHCM.dtype)) * (k_BNHCM > EMPTY / 2),
         v_BNHCV,
         -log_norm_BNHCM,
         gate_in_BNHM,
@@ -190,12 +200,60 @@ def _block(
         segment_BNC,
         segment_in_BN,
     )
-    y_BNHCV, mean_BHMV = gated_chunks(chunks, state.mean_BHMV)
+    y_BNHCV, mean_BHMV = gated_chunks(
+        chunks, state.mean_BHMV, None if scaled is None else _within(chunks, k_BNHCM, log_norm_BNHCM, scaled)
+    )
     return y_BNHCV, LatteState(after_BNHM[:, -1], mean_BHMV)
 
 
-def _log_cumulative(k_CM: Tensor, segment_C: Tensor) -> Tensor:
-    """log of the running sum of e^k over the axis before the last, restarting with each document, by doubling."""
+class Scaled(NamedTuple):
+    """The keys of each chunk on one scale, the logit of its first key: with ordinary logits, weights are then products
+    of two factors. What doesn't fit takes the long way, token by token, so that a later key changes no bit."""
+
+    scale_BNH1M: Tensor
+    sum_BNHCM: Tensor  # running sum of e^(k - scale), restarting with each document
+    fits_BNHCM: Tensor | None  # tokens for which all factors are in range; None: all of them
+
+
+def _scale(k_BNHCM: Tensor, segment_BNC: Tensor) -> Scaled:
+    real_BNHCM = k_BNHCM.detach() > EMPTY / 2
+    first_BNH1M = real_BNHCM.to(torch.uint8).argmax(dim=-2, keepdim=True)
+    scale_BNH1M = k_BNHCM.detach().gather(-2, first_BNH1M)
+    above_BNHCM = k_BNHCM - scale_BNH1M
+    weight_BNHCM = bounded_exp(above_BNHCM, COMMON_RANGE) * real_BNHCM
+    sum_BNHCM = seen_within(segment_BNC)[:, :, None].to(k_BNHCM.dtype) @ weight_BNHCM
+    with torch.no_grad():
+        high = above_BNHCM > COMMON_RANGE
+        low = (sum_BNHCM > 0) & (sum_BNHCM < math.exp(-COMMON_RANGE))
+        misfits = high | low
+        fits_BNHCM = ~(low | high.to(torch.uint8).cummax(dim=-2).values.bool()) if bool(misfits.any()) else None
+    return Scaled(scale_BNH1M, sum_BNHCM, fits_BNHCM)
+
+
+def _within(x: Chunks, k_BNHCM: Tensor, log_norm_BNHCM: Tensor, scaled: Scaled) -> Tensor:
+    """Outputs from keys of the same chunk: p e^{scale - a_t} times e^{k_s - scale}."""
+    narrow = x.q_BNHCK.dtype
+    reach_BNHCM = x.q_BNHCK * bounded_exp((scaled.scale_BNH1M - log_norm_BNHCM).to(narrow), COMMON_RANGE + 1)
+    weight_BNHCM = bounded_exp((k_BNHCM - scaled.scale_BNH1M).to(narrow), COMMON_RANGE) * (k_BNHCM > EMPTY / 2)
+    y_BNHCV = (reach_BNHCM @ weight_BNHCM.mT * seen_within(x.segment_BNC)[:, :, None]) @ x.v_BNHCV
+    if scaled.fits_BNHCM is None:
+        return y_BNHCV
+    return torch.where(scaled.fits_BNHCM.all(dim=-1, keepdim=True), y_BNHCV, within_channels(x))
+
+
+def _log_cumulative(k_BNHCM: Tensor, segment_BNC: Tensor, scaled: Scaled | None) -> Tensor:
+    """log of the running sum of e^k over the tokens of a chunk, restarting with each document."""
+    if scaled is None:
+        return _log_cumulative_by_doubling(k_BNHCM, segment_BNC[:, :, None])
+    some = scaled.sum_BNHCM > 0
+    log_BNHCM = torch.where(some, scaled.scale_BNH1M + torch.where(some, scaled.sum_BNHCM, 1.0).log(), EMPTY)
+    if scaled.fits_BNHCM is None:
+        return log_BNHCM
+    return torch.where(scaled.fits_BNHCM, log_BNHCM, _log_cumulative_by_doubling(k_BNHCM, segment_BNC[:, :, None]))
+
+
+def _log_cumulative_by_doubling(k_CM: Tensor, segment_C: Tensor) -> Tensor:
+    """The same over the axis before the last, for any logits: no sum ever meets a later one's scale."""
     C = k_CM.shape[-2]
     distance = 1
     while distance < C:
