@@ -1,10 +1,11 @@
 """Kill training again and again, damage checkpoints again and again, and see that nothing is lost or believed.
 
-    python scripts/crash_test.py --kills 20 --damages 100
+    python scripts/crash_test.py --kills 20 --extension-kills 20 --damages 100
 
-Each kill is SIGKILL at a random moment of a run, every second one while a checkpoint is being written; the run is then
-resumed, and its final weights must equal those of a run that nothing disturbed, bit for bit. Each damage cuts a file of
-a checkpoint short or flips one of its bits; all must be noticed.
+Each kill is SIGKILL at a random moment of a training run, or of the extension of a pretrained model with all its stages
+and measurements, every second one while something is being saved; the same run is then begun again, and its final
+weights must equal those of a run that nothing disturbed, bit for bit. Each damage cuts a file of a checkpoint short or
+flips one of its bits; all must be noticed.
 """
 
 from __future__ import annotations
@@ -19,23 +20,77 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from latte.files import SCRATCH, Damaged, verify_folder
-from latte.recipe import DataRecipe, ModelRecipe, Recipe, TrainRecipe
+from latte.recipe import (
+    DataRecipe,
+    DistilRecipe,
+    ExtendRecipe,
+    JudgeRecipe,
+    ModelRecipe,
+    Recipe,
+    StageRecipe,
+    TrainRecipe,
+)
 
 # Children are forked from a process that has imported everything, so that a restart costs no seconds of imports.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["latte.train"])
+CONTEXT.set_forkserver_preload(["latte.train", "latte.extend.run"])
+
+Task = Recipe | ExtendRecipe
 
 
-def make_recipe(folder: Path, name: str, steps: int) -> Recipe:
-    """A model small enough to train in seconds, saving so often that many kills meet a save."""
+def make_text(folder: Path) -> Path:
     text = folder / "text.jsonl"
     if not text.exists():
         chance = random.Random(0)
         lines = (" ".join(chance.choices(["latte", "macchiato", "cortado", "ristretto"], k=60)) for _ in range(200))
         text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return text
+
+
+def make_extension(folder: Path, name: str, steps: int) -> ExtendRecipe:
+    """Extending a small random Llama in all three stages, the second with low-rank additions."""
+    pretrained = folder / "pretrained"
+    if not pretrained.exists():
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from latte.data.tokenizer import byte_tokenizer
+
+        tokenizer = byte_tokenizer()
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=128, **sizes)
+        LlamaForCausalLM(config).save_pretrained(pretrained)
+        tokenizer.save_pretrained(pretrained)
+    often = {"steps": steps, "sequence_length": 48, "save_every": 3, "eval_every": 10, "eval_rows": 1}
+    return ExtendRecipe(
+        model=str(pretrained),
+        out=str(folder / name),
+        window=8,
+        sinks=2,
+        latents=4,
+        data=DataRecipe(source=str(make_text(folder)), cache=str(folder / "cache")),
+        transfer=StageRecipe(**often),
+        distil=DistilRecipe(**often, lora_rank=2),
+        lengthen=DistilRecipe(**{**often, "sequence_length": 160}, divergence=0.0, next_token=1.0),
+        judge=JudgeRecipe(
+            contexts=[32, 64],
+            max_tokens=400,
+            retrieval_contexts=[64],
+            retrieval_trials=1,
+            decode_contexts=[32],
+            decode_tokens=2,
+        ),
+    )
+
+
+def make_recipe(folder: Path, name: str, steps: int) -> Recipe:
+    """A model small enough to train in seconds, saving so often that many kills meet a save."""
+    text = make_text(folder)
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     return Recipe(
         out=str(folder / name),
@@ -45,42 +100,61 @@ def make_recipe(folder: Path, name: str, steps: int) -> Recipe:
     )
 
 
-def work(recipe: Recipe) -> None:
-    """What a child does: train, quietly."""
+def work(recipe: Task) -> None:
+    """What a child does: train or extend, quietly."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     import torch
 
-    from latte.train import train
-
     torch.set_num_threads(1)
-    train(recipe)
+    if isinstance(recipe, ExtendRecipe):
+        from latte.extend.run import extend
+
+        extend(recipe)
+    else:
+        from latte.train import train
+
+        train(recipe)
 
 
-def start(recipe: Recipe) -> multiprocessing.process.BaseProcess:
+def start(recipe: Task) -> multiprocessing.process.BaseProcess:
     process = CONTEXT.Process(target=work, args=(recipe,))
     process.start()
     return process
 
 
-def finish(recipe: Recipe) -> bytes:
+def finish(recipe: Task) -> bytes:
     """Run to the end and give the final weights."""
     process = start(recipe)
     process.join()
     if process.exitcode != 0:
-        raise SystemExit(f"the training in {recipe.out} failed with exit code {process.exitcode}")
-    return (Path(recipe.out) / "model" / "model.safetensors").read_bytes()
+        raise SystemExit(f"the run in {recipe.out} failed with exit code {process.exitcode}")
+    inside = "model.safetensors" if isinstance(recipe, ExtendRecipe) else "model/model.safetensors"
+    return (Path(recipe.out) / inside).read_bytes()
 
 
-def kill_once(recipe: Recipe, chance: random.Random, duration: float, during_save: bool) -> str:
+def folders(recipe: Task) -> list[Path]:
+    """All that a run writes to."""
+    return [Path(recipe.out), Path(f"{recipe.out}-run")]
+
+
+def remove(recipe: Task) -> None:
+    for folder in folders(recipe):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def found(recipe: Task, pattern: str) -> list[Path]:
+    return [path for folder in folders(recipe) for path in folder.rglob(pattern)]
+
+
+def kill_once(recipe: Task, chance: random.Random, duration: float, during_save: bool) -> str:
     """Start, wait for the moment, kill; says what was hit."""
-    checkpoints = Path(recipe.out) / "checkpoints"
     while True:
         process = start(recipe)
         moment = time.monotonic() + chance.uniform(0.2, 0.9) * duration
         while process.is_alive() and time.monotonic() < moment:
             time.sleep(0.002)
-        while during_save and process.is_alive() and not any(checkpoints.glob(f"{SCRATCH}*")):
+        while during_save and process.is_alive() and not found(recipe, f"{SCRATCH}*"):
             pass
         if during_save:
             time.sleep(chance.uniform(0, 0.01))
@@ -88,30 +162,35 @@ def kill_once(recipe: Recipe, chance: random.Random, duration: float, during_sav
         process.join()
         if process.exitcode == -signal.SIGKILL:
             break
-        shutil.rmtree(recipe.out)  # it was faster than we: try again
-    half = len(list(checkpoints.glob(f"{SCRATCH}*")))
-    whole = sorted(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
-    return f"killed with checkpoints at {whole or 'no step'}" + (", in the middle of a save" if half else "")
+        remove(recipe)  # it was faster than we: try again
+    half = found(recipe, f"{SCRATCH}*")
+    whole = sorted(
+        f"{path.parent.parent.name} {path.name.removeprefix('step-')}"
+        for path in found(recipe, "step-*")
+        if path.is_dir()
+    )
+    where = f"killed with {len(whole)} checkpoints, the last {whole[-1]}" if whole else "killed before any checkpoint"
+    return where + (", in the middle of a save" if half else "")
 
 
-def kills(folder: Path, count: int, steps: int, chance: random.Random) -> int:
+def kills(make: Callable[[Path, str, int], Task], folder: Path, count: int, steps: int, chance: random.Random) -> int:
     """How many of ``count`` killed and resumed runs end with other weights than the undisturbed one."""
-    reference = make_recipe(folder, "undisturbed", steps)
-    finish(make_recipe(folder, "warm-up", 3))  # the token files, once
+    reference = make(folder, "undisturbed", steps)
+    finish(make(folder, "warm-up", 3))  # the token files, once
     began = time.monotonic()
     expected = finish(reference)
     duration = time.monotonic() - began
     print(f"undisturbed: {steps} steps in {duration:.1f} s", flush=True)
     wrong = met_saves = 0
     for number in range(1, count + 1):
-        recipe = make_recipe(folder, f"killed-{number}", steps)
+        recipe = make(folder, f"killed-{number}", steps)
         said = kill_once(recipe, chance, duration, during_save=number % 2 == 0)
         met_saves += "in the middle" in said
         same = finish(recipe) == expected
         wrong += not same
         print(f"kill {number:3d}: {said}; resumed: {'bitwise equal' if same else 'DIFFERENT'}", flush=True)
-        shutil.rmtree(recipe.out)
-    print(f"{count - wrong} of {count} bitwise equal; {met_saves} kills left a half-written checkpoint behind")
+        remove(recipe)
+    print(f"{count - wrong} of {count} bitwise equal; {met_saves} kills left something half-written behind")
     return wrong
 
 
@@ -145,14 +224,22 @@ def damages(folder: Path, count: int, chance: random.Random) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--extension-kills", type=int, default=20)
     parser.add_argument("--damages", type=int, default=100)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
     chance = random.Random(settings.seed)
     with tempfile.TemporaryDirectory(prefix="latte-crash-") as name:
-        failures = kills(Path(name), settings.kills, settings.steps, chance)
-        failures += damages(Path(name), settings.damages, chance)
+        training, extension = Path(name, "training"), Path(name, "extension")
+        training.mkdir()
+        extension.mkdir()
+        failures = 0
+        if settings.kills or settings.damages:
+            failures += kills(make_recipe, training, settings.kills, settings.steps, chance)
+            failures += damages(training, settings.damages, chance)
+        if settings.extension_kills:
+            failures += kills(make_extension, extension, settings.extension_kills, settings.steps // 4, chance)
     return 1 if failures else 0
 
 

@@ -100,8 +100,10 @@ class ExtendedMixer(LatteMixer):
         init.normal_(self.latent_k_proj.weight, std=std)
         init.normal_(self.latent_q_proj.weight, std=0.1 * std)
 
-    def _fused_step_serves(self, x_BTD: Tensor) -> bool:
-        return False  # its kernel knows one rotary encoding and no biases
+    def _heads_of_token(self, x_BD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        x_B1D = x_BD[:, None]
+        q_B1HK, k_B1GK = self.near.queries_and_keys(x_B1D)
+        return self.values(x_B1D)[:, 0], q_B1HK[:, 0], k_B1GK[:, 0]
 
     def original(self, x_BTD: Tensor, reset: Tensor | None) -> Tensor:
         """Heads of the pretrained attention, to all that the pretrained layer saw: the quadratic teacher."""
@@ -140,7 +142,7 @@ class ExtendedMixer(LatteMixer):
             v_BTGV = self.values(x_BTD)
             target_BTD = self.project(self._attend_to_all(q_BTHK, k_BTGK, v_BTGV, reset), x_BTD)
             near_BTHV, log_norm_BTH, _ = self.near.attend(q_BTHK, k_BTGK, v_BTGV, None, None, reset)
-        y_BTHV, _, _ = self._with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, None, None, reset)
+        y_BTHV, _, _ = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, None, None, reset)
         error = (self.project(y_BTHV, x_BTD) - target_BTD).square().sum()
         return target_BTD, error / target_BTD.square().sum()
 
@@ -172,12 +174,34 @@ class ExtendedAttention(nn.Module):
             y_BTD, after = mixer(x_BTD, state=state, mask=reading.mask, reset=reading.reset)
             reading.after[layer] = after
         elif reading.mode == "transfer":
-            y_BTD, reading.losses[layer] = mixer.transfer(x_BTD, reading.reset)
+            y_BTD, loss = mixer.transfer(x_BTD, reading.reset)
+            reading.losses[layer] = _with_gradients_taken(loss, mixer)
         else:
             if reading.mode == "open":
                 fit_latents(mixer, x_BTD, reading.reset, reading.share)
             y_BTD = mixer.project(mixer.original(x_BTD, reading.reset), x_BTD)
         return y_BTD, None
+
+
+def _with_gradients_taken(loss: Tensor, mixer: nn.Module) -> Tensor:
+    """The same loss, its gradients in hand: what the layer kept for them is free before the next layer is read."""
+    learning = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
+    if not (loss.requires_grad and learning):
+        return loss
+    return _Taken.apply(loss.detach(), torch.autograd.grad(loss, learning, allow_unused=True), *learning)
+
+
+class _Taken(torch.autograd.Function):
+    """A loss whose gradients with respect to some parameters are known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor | None, ...], *_: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(None if gradient is None else slope * gradient for gradient in ctx.gradients)
 
 
 def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any, options: dict[str, Any]) -> nn.Module:

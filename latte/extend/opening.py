@@ -41,7 +41,7 @@ def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, reset: Tensor | None, share
     if isinstance(mixer.feed, ConvFeed):
         mixer.feed.weight.zero_()
         mixer.feed.weight[:, -1] = 1.0  # the present token: the convolution learns to look around from here
-    fed_ND = mixer._fed(x_BTD, None, None, reset)[0].flatten(0, 1)
+    fed_ND = mixer.fed(x_BTD, None, None, reset)[0].flatten(0, 1)
 
     slow_K = _slow_channels(near.rotary.frequencies, x_BTD)
     q_HNK = (q_BTHK * slow_K).flatten(0, 1).transpose(0, 1)
@@ -78,7 +78,7 @@ def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, reset: Tensor | None, share
     errors = []
     for less in LESS:
         mixer.slot0_bias.copy_(mean_H + less)
-        y_BTHV, _, _ = mixer._with_latents(x_BTD, v_BTGV, near_BTHV, here_BTH, None, None, reset)
+        y_BTHV, _, _ = mixer.with_latents(x_BTD, v_BTGV, near_BTHV, here_BTH, None, None, reset)
         errors.append((y_BTHV - target_BTHV).square().sum(dim=(0, 1, 3)))
     best_H = torch.stack(errors).argmin(dim=0)
     mixer.slot0_bias.copy_(mean_H + torch.tensor(LESS, device=mean_H.device, dtype=mean_H.dtype)[best_H])

@@ -56,6 +56,7 @@ def render_results(results: dict[str, Any]) -> str:
         ],
         "contenders": [{"name": name, "color": COLORS[name]} for name in COLORS],
         "layers": _chart(layer_chart(results), MOMENTS),
+        "progress": _chart(progress_chart(results), MOMENTS),
         "retrieval": _retrieval(results),
         "time": _chart(time, COLORS),
         "state": _chart(state, COLORS),
@@ -142,6 +143,19 @@ def layer_chart(results: dict[str, Any]) -> Chart:
     return Chart(_drawn({name: _positive(enumerate(values, 1)) for name, values in lines.items()}))
 
 
+def progress_chart(results: dict[str, Any]) -> Chart:
+    """Part of the gap that is closed, by tokens read; each stage begins where the one before it ended."""
+    lines: dict[str, Points] = {}
+    last: Points = [(0.0, 0.0)]
+    for stage, found in results.get("progress", {}).items():
+        points = [(line["tokens"], line.get("valid_gap_closed")) for line in found]
+        known = [(float(x), float(y)) for x, y in points if y is not None and math.isfinite(y)]
+        if known:
+            lines[f"after {stage}"] = last + known
+            last = known[-1:]
+    return Chart(lines)
+
+
 def decoding_charts(results: dict[str, Any]) -> tuple[Chart, Chart]:
     """Milliseconds a token, and bytes of state, by how much was read before."""
     found = results.get("decoding", {})
@@ -151,7 +165,7 @@ def decoding_charts(results: dict[str, Any]) -> tuple[Chart, Chart]:
 
 
 def write_plots(results: dict[str, Any], folder: Path) -> list[Path]:
-    """perplexity.png, positions.png, layers.png and decoding.png; what was not measured is left out."""
+    """perplexity.png, positions.png, layers.png, progress.png and decoding.png; what was not measured is left out."""
     texts, own = list(results.get("perplexity", {})), results.get("own_context") or 0
     time, state = decoding_charts(results)
     in_mib = Chart({name: [(x, y / 2**20) for x, y in points] for name, points in state.lines.items()})
@@ -168,6 +182,7 @@ def write_plots(results: dict[str, Any], folder: Path) -> list[Path]:
             for text in texts
         ],
         "layers": [(layer_chart(results), {"title": "distance from the pretrained layer", "xlabel": "layer"})],
+        "progress": [(progress_chart(results), {"title": "gap closed while teaching", "xlabel": "tokens read"})],
         "decoding": [
             (time, {"title": "writing a token, ms", **context}),
             (in_mib, {"title": "memory of the past, MiB", **context}),
@@ -177,13 +192,15 @@ def write_plots(results: dict[str, Any], folder: Path) -> list[Path]:
     for name, charts in plots.items():
         drawn = [(chart, labels) for chart, labels in charts if chart.lines]
         if drawn:
-            written.append(_plot(drawn, folder / f"{name}.png", 0 if name == "layers" else own, name != "positions"))
+            by_context = name not in ("layers", "progress")
+            log = name not in ("positions", "progress")
+            written.append(_plot(drawn, folder / f"{name}.png", own if by_context else 0, log))
     return written
 
 
 def _plot(charts: list[tuple[Chart, dict[str, str]]], path: Path, own: int, log: bool) -> Path:
     from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
-    from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter, PercentFormatter, ScalarFormatter
 
     columns = min(3, len(charts))
     rows = -(-len(charts) // columns)
@@ -203,7 +220,9 @@ def _plot(charts: list[tuple[Chart, dict[str, str]]], path: Path, own: int, log:
             axis.set_yscale("log")
             axis.yaxis.set_major_formatter(LogFormatter())
             axis.yaxis.set_minor_formatter(LogFormatter())
-        if labels["xlabel"] == "layer":
+        if labels["xlabel"] == "tokens read":
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        elif labels["xlabel"] == "layer":
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
             axis.set_xscale("log", base=2)

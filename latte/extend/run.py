@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.console import Console
 
 from latte.data import Corpus, prepare
@@ -17,11 +20,12 @@ from latte.errors import UserError
 from latte.eval.run import read_text, take
 from latte.eval.stream import Text
 from latte.extend.card import model_card
+from latte.extend.check import TOKENS, check_conversion
 from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.extend.page import render_results, write_plots
 from latte.extend.sources import Original, load_original
-from latte.extend.stages import open_latents, plan_stages
+from latte.extend.stages import Stage, open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
 from latte.train.run import run_folder
@@ -49,6 +53,11 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         if _is_done(out, recipe):
             console.print(f"{out} is finished already: nothing to do")
             return out
+        check = once(run / "check.json", lambda: checked(original, options, corpus))
+        console.print(
+            f"converted: logits within {check['as_original']:.1e} of the original's, "
+            f"token by token within {check['decoding']:.1e} of all at once"
+        )
         seed_everything(recipe.seed)
         model = convert(copy.deepcopy(original.model), options)
         stages = plan_stages(recipe, corpus, run)
@@ -74,12 +83,47 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             }
             for stage in stages
         }
-        results = {"recipe": asdict(recipe), "name": original.name, "layers": layers, **figures}
+        results = {
+            "recipe": asdict(recipe),
+            "name": original.name,
+            "check": check,
+            "layers": layers,
+            "progress": progress(stages),
+            **figures,
+        }
         write_text(run / "results.json", json.dumps(results, indent=1) + "\n")
         if args.process_index == 0:
             with whole_folder(out, kind=KIND, recipe=_key(recipe)) as scratch:
                 write_result(scratch, model, original, results, recipe)
     return out
+
+
+def once(file: Path, measure: Callable[[], Any]) -> Any:
+    """What was measured, by this call or an earlier one."""
+    if not file.is_file():
+        write_text(file, json.dumps(measure()) + "\n")
+    return json.loads(file.read_text())
+
+
+def checked(original: Original, options: dict[str, Any], corpus: Corpus) -> dict[str, float]:
+    """The conversion, on the beginning of the text."""
+    few = range(min(8, corpus.train.num_documents))
+    ids = np.concatenate([corpus.train.document(index)[:TOKENS] for index in few]).astype(np.int64)
+    return check_conversion(original.model.eval(), options, torch.from_numpy(ids))
+
+
+def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
+    """What was measured while each stage went on, by the tokens read until then, those of earlier stages included."""
+    found: dict[str, list[dict[str, float]]] = {}
+    before = 0
+    for stage in stages:
+        settings = stage.settings
+        step_tokens = settings.batch_size * settings.sequence_length
+        lines = [json.loads(line) for line in (stage.folder / "metrics.jsonl").read_text().splitlines()]
+        by_step = {line["step"]: line for line in lines if "valid_loss" in line}  # once for each, whatever was resumed
+        found[stage.name] = [{"tokens": before + line.pop("step") * step_tokens, **line} for line in by_step.values()]
+        before += settings.steps * step_tokens
+    return found
 
 
 def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpus]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from latte.data import Corpus, Rows, StepBatches
+from latte.data import Corpus, Rows
 from latte.extend.gap import Gap, without_low_rank
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
@@ -22,7 +22,7 @@ from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
-from latte.train.run import FINAL, Result, fit, share
+from latte.train.run import FINAL, Result, fit, share, step_batches
 from latte.train.trainer import Batch, training_arguments
 
 #: In the order in which they run; each is a field of the recipe.
@@ -50,15 +50,7 @@ class Stage:
         settings = self.settings.train_recipe(self.seed)
         args = training_arguments(self.folder, settings)
         micro, args.gradient_accumulation_steps = share(settings, args.world_size)
-        batches = StepBatches(
-            self.rows,
-            seed=settings.seed,
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-            micro_batch_size=micro,
-            rank=args.process_index,
-            world_size=args.world_size,
-        )
+        batches = step_batches(self.rows, settings, args, micro)
         first = args.process_index == 0
         with low_rank(model, self.settings):
             for name, parameter in model.named_parameters():

@@ -65,6 +65,14 @@ class ConvFeed(Feed):
     ) -> tuple[Tensor, State | None]:
         return causal_conv(x_BTD, self.weight, state=state, mask=mask, reset=reset)
 
+    def fused_step(
+        self, x_BD: Tensor, state: State | None, mask_B: Tensor | None, reset_B: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        if mask_B is not None or reset_B is not None or not isinstance(state, ConvState):
+            return super().fused_step(x_BD, state, mask_B, reset_B)
+        seen_BKD = torch.cat([state.tail_BKD, x_BD[:, None]], dim=1)
+        return (seen_BKD * self.weight.T).sum(dim=1), ConvState(seen_BKD[:, 1:])
+
     def init_state(self, like_BTD: Tensor) -> State:
         return ConvState.empty(like_BTD, self.size, self.weight.shape[0])
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from latte.mixers.base import Mixer, MixerConfig, register
@@ -33,6 +34,10 @@ class LatteMixerState(State):
     feed: State | None
     latents: LatteState
     window: WindowState | None
+
+
+def _state(feed: State | None, latents: LatteState | None, window: WindowState | None) -> LatteMixerState | None:
+    return None if latents is None else LatteMixerState(feed, latents, window)
 
 
 @register("latte")
@@ -128,7 +133,7 @@ class LatteMixer(Mixer):
         return self.o_proj(y_BTHV.flatten(2))
 
     def latents(self, x_BTD: Tensor, *, mask: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
-        fed_BTD, _ = self._fed(x_BTD, None, mask, reset)
+        fed_BTD, _ = self.fed(x_BTD, None, mask, reset)
         log_norm_BTH = None
         if self.window is not None and self.options.coupled:
             _, log_norm_BTH, _ = self.window(x_BTD, self.values(x_BTD), None, mask, reset)
@@ -153,18 +158,50 @@ class LatteMixer(Mixer):
         before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
         if before is not None and values_BTGV is None and self._fused_step_serves(x_BTD):
             return self._fused_step(x_BTD, before, mask, reset)
-        v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
-        near_BTHV = log_norm_BTH = window_state = None
-        if self.window is not None:
-            near_BTHV, log_norm_BTH, window_state = self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
-        y_BTHV, feed_state, latent_state = self._with_latents(
+        v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, values_BTGV, before, mask, reset)
+        y_BTHV, feed_state, latent_state = self.with_latents(
             x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset
         )
-        if latent_state is None:
-            return y_BTHV, None
-        return y_BTHV, LatteMixerState(feed_state, latent_state, window_state)
+        return y_BTHV, _state(feed_state, latent_state, window_state)
 
-    def _with_latents(
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        state: State | None = None,
+        mask: Tensor | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().forward(x_BTD, state=state, mask=mask, reset=reset)
+        # What lies between the window and the output is cheap to compute and large to keep: for gradients it is
+        # computed again, and a layer keeps less than one of softmax attention.
+        self._check(x_BTD, state, mask, reset)
+        before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
+        v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, None, before, mask, reset)
+
+        def rest() -> tuple[Tensor, State | None, LatteState | None]:
+            y_BTHV, *states = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset)
+            return self.project(y_BTHV, x_BTD), *states
+
+        y_BTD, feed_state, latent_state = checkpoint(rest, use_reentrant=False, preserve_rng_state=False)
+        return y_BTD, _state(feed_state, latent_state, window_state)
+
+    def _attend(
+        self,
+        x_BTD: Tensor,
+        values_BTGV: Tensor | None,
+        before: LatteMixerState | None,
+        mask: Tensor | None,
+        reset: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, WindowState | None]:
+        """Values, and with a window its heads, the logs of their normalisers, and its state."""
+        v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
+        if self.window is None:
+            return v_BTGV, None, None, None
+        return v_BTGV, *self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
+
+    def with_latents(
         self,
         x_BTD: Tensor,
         v_BTGV: Tensor,
@@ -177,7 +214,7 @@ class LatteMixer(Mixer):
         """Heads of the whole layer, given the window's; and the states of feed and latents."""
         config = self.config
         v_BTHV = repeat_heads(v_BTGV, config.num_heads)
-        fed_BTD, feed_state = self._fed(x_BTD, before and before.feed, mask, reset)
+        fed_BTD, feed_state = self.fed(x_BTD, before and before.feed, mask, reset)
         p_BTHM = self._slot_weights(fed_BTD, log_norm_BTH)
         k_BTHM = split_heads(self.latent_k_proj(fed_BTD), config.num_heads)
         latent_p_BTHM = p_BTHM if self.window is None else p_BTHM[..., 1:]
@@ -205,7 +242,7 @@ class LatteMixer(Mixer):
 
     def _fused_step_serves(self, x_BTD: Tensor) -> bool:
         """Whether these inputs are one token each, to be read by the native kernel without gradients."""
-        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled() or self.options.coupled:
+        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return False
         if not nothing_but_forward(self.feed) or (self.window is not None and not nothing_but_forward(self.window)):
             return False
@@ -215,21 +252,19 @@ class LatteMixer(Mixer):
         self, x_B1D: Tensor, before: LatteMixerState, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State]:
         """What :meth:`mix` does, for one token, in one kernel between the projections."""
-        heads, x_BD, window = self.config.num_heads, x_B1D[:, 0], self.window
+        heads, x_BD = self.config.num_heads, x_B1D[:, 0]
         mask_B, reset_B = (None if flags is None else flags[:, 0] for flags in (mask, reset))
         fed_BD, feed_state = self.feed.fused_step(x_BD, before.feed, mask_B, reset_B)
         fed_BD = fed_BD if self.feed_norm is None else self.feed_norm(fed_BD)
         slots_BD, k_BD = project_together(fed_BD, self.latent_q_proj, self.latent_k_proj)
+        v_BGV, q_BHK, k_BGK = self._heads_of_token(x_BD)
         near = None
-        if window is None or before.window is None:
-            (v_BD,) = project_together(x_BD, self.v_proj)
-        else:
-            v_BD, near_q_BD, near_k_BD = project_together(x_BD, self.v_proj, window.q_proj, window.k_proj)
-            near = window.near(near_q_BD, near_k_BD, before.window, self.slot0_bias)
+        if self.window is not None and before.window is not None and q_BHK is not None and k_BGK is not None:
+            near = self.window.near(q_BHK, k_BGK, before.window, self.slot0_bias, self.options.coupled)
         y_BHV, log_norm_BHM, mean_BHMV, ring = native.macchiato_step(
             split_heads(slots_BD, heads),
             split_heads(k_BD, heads),
-            split_heads(v_BD, self.config.kv_heads),
+            v_BGV,
             before.latents.log_norm_BHM,
             before.latents.mean_BHMV,
             near,
@@ -239,7 +274,16 @@ class LatteMixer(Mixer):
         window_state = None if ring is None else WindowState(*ring)
         return y_BHV[:, None], LatteMixerState(feed_state, LatteState(log_norm_BHM, mean_BHMV), window_state)
 
-    def _fed(
+    def _heads_of_token(self, x_BD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Values of one token, and with a window its queries and keys."""
+        window, heads, groups = self.window, self.config.num_heads, self.config.kv_heads
+        if window is None:
+            (v_BD,) = project_together(x_BD, self.v_proj)
+            return split_heads(v_BD, groups), None, None
+        v_BD, q_BD, k_BD = project_together(x_BD, self.v_proj, window.q_proj, window.k_proj)
+        return split_heads(v_BD, groups), split_heads(q_BD, heads), split_heads(k_BD, groups)
+
+    def fed(
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
         y_BTD, after = self.feed(x_BTD, state, mask, reset)

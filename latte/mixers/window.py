@@ -55,12 +55,17 @@ class Window(nn.Module):
         width = self.config.width
         return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
 
-    def near(self, q_BD: Tensor, k_BD: Tensor, state: WindowState, slot_bias: Tensor | None) -> native.Near:
+    def near(
+        self, q_BHK: Tensor, k_BGK: Tensor, state: WindowState, slot_bias: Tensor | None, coupled: bool
+    ) -> native.Near:
         """One token's part in the fused step of a whole layer."""
-        q_BHK, k_BGK = split_heads(q_BD, self.config.num_heads), split_heads(k_BD, self.config.kv_heads)
         rings = (state.keys_BRGK, state.values_BRGV, state.sink_keys_BNGK, state.sink_values_BNGV, state.count_B)
-        theta = self.config.rope_theta if self.rope else None
-        return native.Near(q_BHK, k_BGK, *rings, theta, self.softcap, slot_bias)
+        if not self.rope:
+            return native.Near(q_BHK, k_BGK, *rings, None, self.softcap, slot_bias, coupled, self.scale)
+        turning = self.rotary
+        speeds = native.rotary_speeds(turning.frequencies)
+        angles = (turning.stretch, turning.rounded_below)
+        return native.Near(q_BHK, k_BGK, *rings, speeds, self.softcap, slot_bias, coupled, self.scale, *angles)
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None

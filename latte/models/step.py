@@ -203,9 +203,9 @@ class _Maker:
             up=self.matrix(mlp, "up_proj", inside, D),
             down=self.matrix(mlp, "down_proj", D, inside),
         )
-        theta = config.rope_theta if options.rope else None
+        frequencies = mixer.window.rotary.frequencies if mixer.window is not None and options.rope else None
         sinks = 0 if options.window is None else options.sinks
-        return native.layer_fields(weights, M, options.window, sinks, V, options.softcap, theta, GATE_POWER)
+        return native.layer_fields(weights, M, options.window, sinks, options.softcap, frequencies, GATE_POWER)
 
     def child(self, parent: nn.Module, name: str, *kinds: type) -> Any:
         module = parent._modules.get(name)

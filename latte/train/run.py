@@ -67,15 +67,7 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
         corpus = prepare(recipe.data, console.print)
     rows = Rows(corpus.train, recipe.data.sequence_length, "training part")
     held_out = Rows(corpus.valid, recipe.data.sequence_length, "validation part")
-    batches = StepBatches(
-        rows,
-        seed=settings.seed,
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        micro_batch_size=micro,
-        rank=args.process_index,
-        world_size=args.world_size,
-    )
+    batches = step_batches(rows, settings, args, micro)
     model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
     with run_folder(folder, args, recipe, corpus.digest):
         if args.process_index == 0 and not (folder / "tokenizer").exists():
@@ -205,6 +197,19 @@ def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
             f"{world_size} process{'es' * (world_size > 1)} with {micro} rows at once"
         )
     return micro, settings.batch_size // (micro * world_size)
+
+
+def step_batches(rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
+    """This process's part of the rows of every step."""
+    return StepBatches(
+        rows,
+        seed=settings.seed,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        micro_batch_size=micro,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
 
 
 def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> float:

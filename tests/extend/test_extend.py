@@ -98,12 +98,18 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     assert not list(out.glob("*.bin"))
     assert "import latte" in (out / "README.md").read_text()
     assert "Latte extension" in (out / "report.html").read_text()
-    assert {path.stem for path in out.glob("*.png")} == {"perplexity", "positions", "layers", "decoding"}
+    assert {path.stem for path in out.glob("*.png")} == {"perplexity", "positions", "layers", "progress", "decoding"}
     results = json.loads((out / "results.json").read_text())
     found = results["perplexity"]["validation"]
     assert set(found) == {"original", "window", "window and sinks", "extended", "gap closed"}
     assert set(found["extended"]) == {"32", "64"}
     assert set(found["gap closed"]) == {"32", "64"}
+    assert results["check"]["as_original"] < 1e-4
+    assert results["check"]["decoding"] < 1e-4
+    assert [line["tokens"] for line in results["progress"]["distil"]] == sorted(
+        line["tokens"] for line in results["progress"]["distil"]
+    )
+    assert all("valid_gap_closed" in line for line in results["progress"]["transfer"])
     before, after = (results["layers"]["transfer"][name] for name in ("layers_before", "layers"))
     assert len(before) == len(after) == 3
     assert results["decoding"]["extended"]["32"]["seconds_per_token"] > 0

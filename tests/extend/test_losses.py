@@ -79,6 +79,21 @@ def test_transfer_loss_is_the_distance_of_the_layers_outputs(family: str) -> Non
             assert_close(losses[layer], expected, 1e-3, what=f"layer {layer}")
 
 
+def test_gradients_of_transfer_are_those_of_the_formula() -> None:
+    """They are taken layer by layer while the model is read; here all at once, by differences."""
+    model, x = prepared("llama"), ids(1, 30)
+    model.double()
+    name, weight = next(iter(model.new_parameters().items()))
+    transfer_losses(model, x, None).mean().backward()
+    direction = torch.randn_like(weight)
+    with torch.no_grad():
+        ends = []
+        for step in (1e-6, -2e-6):
+            weight.add_(direction, alpha=step)
+            ends.append(transfer_losses(model, x, None).mean().item())
+    assert float((weight.grad * direction).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4), name
+
+
 def test_teaching_brings_the_layers_nearer_and_touches_nothing_else() -> None:
     model, x = prepared("llama"), ids(2, 40)
     with torch.no_grad():

@@ -6,7 +6,7 @@ RuntimeError. Importing this package tells `latte.ops` which ops have a kernel.
 
 from latte.ops.backends import NATIVE_OPS
 from latte.ops.native.decay import decay_attention
-from latte.ops.native.decode import Near, macchiato_step
+from latte.ops.native.decode import Near, macchiato_step, rotary_speeds
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
 from latte.ops.native.pointwise import rms_norm, rotate, swiglu
@@ -35,6 +35,7 @@ __all__ = [
     "rglru",
     "rglru_step",
     "rms_norm",
+    "rotary_speeds",
     "rotate",
     "swiglu",
     "token_step",

@@ -167,8 +167,9 @@ struct RglruStep {
 // One token a row. Rows of inputs may be strided (their strides follow them), all else is contiguous.
 struct Decode {
     int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R slots of the ring, N sinks
-    int64_t windowed, rope;
-    double scale, softcap;
+    int64_t windowed, rope, coupled;  // coupled: slot 0's logit also holds the log-normaliser of the window's scores
+    int64_t exact_from;               // places before this have their angles rounded to float32
+    double scale, softcap, stretch;   // stretch: of turned queries and keys
     const void* slots;  // (B, H, M + 1) logits, without the + 1 if there is no window
     int64_t slotsb;
     const void* k_latent;  // (B, H, M) logits

@@ -71,6 +71,15 @@ struct Pool {
             for (int64_t i = 0; i < o.second; ++i) sum += double(((const float*)o.first)[i]) * 0;
         return sum == 0;
     }
+    // A sum that changes with any output that does: to compare machines.
+    double digest() const {
+        double sum = 0;
+        for (auto& o : doubles)
+            for (int64_t i = 0; i < o.second; ++i) sum += ((const double*)o.first)[i] * double(i % 7 + 1);
+        for (auto& o : singles)
+            for (int64_t i = 0; i < o.second; ++i) sum += double(((const float*)o.first)[i]) * double(i % 7 + 1);
+        return sum;
+    }
     uint8_t* flags(int64_t n, double chance) {
         uint8_t* p = (uint8_t*)raw(size_t(n));
         for (int64_t i = 0; i < n; ++i) p[i] = uniform() < chance;
@@ -87,6 +96,7 @@ struct Pool {
 };
 
 int failures = 0;
+bool tell = false;
 
 // Runs `make` (which fills a pool and calls a kernel) with one and with three threads.
 template <class T, class F>
@@ -100,6 +110,7 @@ void both(const char* what, F make) {
             printf("%s: not finite\n", what);
             ++failures;
         }
+        if (tell && threads == 1) printf("%s %s %.9e\n", what, sizeof(T) == 8 ? "double" : "float", pool.digest());
         std::vector<char> bits;
         for (auto& o : pool.outputs) {
             bits.insert(bits.end(), o.first, o.first + o.second);
@@ -204,7 +215,7 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                     *k = any(B * G * K), *bias = extra ? any(H) : nullptr, *mean = any(B * H * M * V), *rk = any(B * R * G * K),
                                     *rv = any(B * R * G * V), *sk = any(B * N * G * K), *sv = any(B * N * G * V);
                             const int64_t* count = p.template random<int64_t>(B, 0, 9);
-                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, windowed, !extra, 0.5, extra ? 3.0 : 0.0, slots,
+                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, windowed, !extra, windowed && extra, extra ? 4 : 0, 0.5, extra ? 3.0 : 0.0, 1.0, slots,
                                             H * (M + windowed), kl, H * M, v, G * V, q, H * K, k, G * K, bias, speeds, p.output(B * H * V),
                                             norm, mean, rk, rv, sk, sv, count, p.template output<double>(B * H * M), p.output(B * H * M * V),
                                             p.output(B * R * G * K), p.output(B * R * G * V), p.output(B * N * G * K), p.output(B * N * G * V),
@@ -269,9 +280,11 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
 
 }  // namespace
 
-int main(int argc, char**) {
-    // Any argument asks for the short run: what threads share does not depend on odd widths, and watching them is slow.
-    if (argc > 1) {
+int main(int argc, char** argv) {
+    // "short": what threads share does not depend on odd widths, and watching them is slow. "tell" prints a sum of each call's
+    // outputs, to be compared with another machine's.
+    tell = argc > 1 && !strcmp(argv[1], "tell");
+    if (argc > 1 && !tell) {
         run<float>({70}, {8});
         run<double>({70}, {3});
     } else {

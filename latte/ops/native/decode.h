@@ -41,8 +41,8 @@ struct Row {
     int64_t b, count;  // tokens of the document before this one
     bool fresh;        // the state is of another document
 
-    // Softmax attention of one head; `scores` has room for ring, present and sinks.
-    void attend(const T* q, const T* sunk, const T* key, int64_t group, T* scores, T* y) const {
+    // Softmax attention of one head, and the log of its normaliser; `scores` has room for ring, present and sinks.
+    T attend(const T* q, const T* sunk, const T* key, int64_t group, T* scores, T* y) const {
         const int64_t held = g.R == 0 ? 0 : min64(count, g.R), sinks = max64(0, min64(g.N, count - g.R));
         const T* ring = (const T*)g.ring_k0 + (b * g.R * g.G + group) * g.K;
         const T* sink = (const T*)g.sink_k0 + (b * g.N * g.G + group) * g.K;
@@ -72,13 +72,15 @@ struct Row {
         for (int64_t i = 0; i < held; ++i) add_scaled(y, value + i * g.G * g.V, scores[n++] * share, g.V);
         add_scaled(y, (const T*)g.v + b * g.vb + group * g.V, scores[n++] * share, g.V);
         for (int64_t i = 0; i < sinks; ++i) add_scaled(y, sink_value + i * g.G * g.V, scores[n++] * share, g.V);
+        return top + T(::log(double(total)));
     }
 
-    // Softmax over the slots of a head, the bias of slot 0 added.
-    void weigh(int64_t h, T* p) const {
+    // Softmax over the slots of a head, the bias of slot 0 and what the window says added.
+    void weigh(int64_t h, T* p, T said) const {
         const int64_t slots = g.M + (g.windowed ? 1 : 0);
         memcpy(p, (const T*)g.slots + b * g.slotsb + h * slots, size_t(slots) * sizeof(T));
         if (g.bias) p[0] += ((const T*)g.bias)[h];
+        p[0] += said;
         T top = p[0], total = 0;
         for (int64_t i = 1; i < slots; ++i) top = p[i] > top ? p[i] : top;
         for (int64_t i = 0; i < slots; i += kWidth<T>) {
@@ -162,14 +164,16 @@ class Mixing {
                 row.keep_latents(h);
                 continue;
             }
-            row.weigh(h, p_);
+            T said = 0;
             if (g_.windowed) {
                 const T* raw = (const T*)g_.q + b * g_.qb + h * g_.K;
                 rotated(q_, raw, c, near_s_, g_.K);
                 if (g_.N) rotated(sunk_, raw, cf, far_s_, g_.K);
-                row.attend(q_, sunk_, key_, group, scores_, seen_);
-                add_scaled(y, seen_, p_[0], g_.V);
+                const T log_norm = row.attend(q_, sunk_, key_, group, scores_, seen_);
+                if (g_.coupled) said = log_norm;
             }
+            row.weigh(h, p_, said);
+            if (g_.windowed) add_scaled(y, seen_, p_[0], g_.V);
             row.read_latents(h, p_ + (g_.windowed ? 1 : 0), y);
         }
         if (g_.windowed) keep_window(b, group, count, real);
@@ -179,13 +183,18 @@ class Mixing {
     int64_t slots() const { return g_.M + (g_.windowed ? 1 : 0); }
 
     void turn(int64_t b, int64_t count) {
-        const double sunken = double(min64(count, g_.N + g_.R));
+        const int64_t sunken = min64(count, g_.N + g_.R);
         for (int64_t i = 0; i < g_.K / 2; ++i) {
-            const double speed = ((const double*)g_.speeds)[i];
-            near_[i] = ::cos(double(count) * speed), near_s_[i] = ::sin(double(count) * speed);
-            if (g_.N) far_[i] = ::cos(sunken * speed), far_s_[i] = ::sin(sunken * speed);
+            const double speed = ((const double*)g_.speeds)[i], here = angle(count, speed), there = angle(sunken, speed);
+            near_[i] = g_.stretch * ::cos(here), near_s_[i] = g_.stretch * ::sin(here);
+            if (g_.N) far_[i] = g_.stretch * ::cos(there), far_s_[i] = g_.stretch * ::sin(there);
         }
         turned_ = b;
+    }
+
+    // A pretrained model knows the places it was made for by rounded angles.
+    double angle(int64_t place, double speed) const {
+        return place < g_.exact_from ? double(float(place) * float(speed)) : double(place) * speed;
     }
 
     void keep_window(int64_t b, int64_t group, int64_t count, bool real) const {

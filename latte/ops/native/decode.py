@@ -23,9 +23,13 @@ class Near(NamedTuple):
     sink_keys: Tensor  # (B, N, G, K)
     sink_values: Tensor  # (B, N, G, V)
     tokens_read: Tensor  # (B) of the document so far
-    theta: float | None  # of the rotary encoding; None: none
+    speeds: Tensor | None  # (K / 2) float64, radians a token of the rotary encoding; None: none
     softcap: float | None = None
     slot_bias: Tensor | None = None  # (H) added to slot 0
+    coupled: bool = False  # slot 0's logit also holds the log-normaliser of the window's scores
+    scale: float | None = None  # of queries times keys; None: 1/sqrt(K)
+    stretch: float = 1.0  # of turned queries and keys
+    exact_from: int = 0  # places before this have their angles rounded to float32
 
 
 def macchiato_step(
@@ -53,17 +57,17 @@ def macchiato_step(
     y, log_norm1, mean1 = v.new_empty((B, H, V)), torch.empty_like(log_norm), torch.empty_like(mean)
     inputs: list[int] = [slots.data_ptr(), slots.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)]
     if near is None:
-        K, R, N, rope, scale, softcap = 1, 0, 0, 0, 1.0, 0.0
+        K, R, N, rope, coupled, exact_from, scale, softcap, stretch = 1, 0, 0, 0, 0, 0, 1.0, 0.0, 1.0
         inputs += (0,) * 6
         old = new = [0] * 5
         after = None
     else:
         K, R, N = near.q.shape[-1], near.ring_keys.shape[1], near.sink_keys.shape[1]
-        rope, scale, softcap = int(near.theta is not None), K**-0.5, near.softcap or 0.0
+        rope, coupled, exact_from = int(near.speeds is not None), int(near.coupled), near.exact_from
+        scale, softcap, stretch = near.scale or K**-0.5, near.softcap or 0.0, near.stretch
         q, key = _row(near.q), _row(near.k)
-        speeds = None if near.theta is None else rotary_speeds(K, near.theta)
         inputs += [q.data_ptr(), q.stride(0), key.data_ptr(), key.stride(0)]
-        inputs += [library.pointer(near.slot_bias), library.pointer(speeds)]
+        inputs += [library.pointer(near.slot_bias), library.pointer(near.speeds)]
         before = [x.contiguous() for x in near[2:7]]
         after = tuple(torch.empty_like(x) for x in before)
         old, new = [x.data_ptr() for x in before], [x.data_ptr() for x in after]
@@ -71,9 +75,8 @@ def macchiato_step(
         (
             *library.header(mean),
             *(B, H, G, M, K, V, R, N),
-            int(near is not None),
-            rope,
-            *struct.unpack("qq", struct.pack("dd", scale, softcap)),
+            *(int(near is not None), rope, coupled, exact_from),
+            *struct.unpack("qqq", struct.pack("ddd", scale, softcap, stretch)),
             *inputs,
             y.data_ptr(),
             *(log_norm.data_ptr(), mean.data_ptr(), *old),
@@ -90,6 +93,6 @@ def _row(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def rotary_speeds(width: int, theta: float) -> Tensor:
-    """Radians a token for each pair of channels."""
-    return theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+def rotary_speeds(frequencies: tuple[float, ...]) -> Tensor:
+    """Radians a token for each pair of channels, where kernels find them."""
+    return torch.tensor(frequencies, dtype=torch.float64)

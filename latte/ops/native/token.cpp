@@ -85,8 +85,8 @@ class Walk {
 
     void mix(const Layer& w) {
         const int64_t slots = w.M + w.windowed, K = g_.V;
-        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr,
-                       1 / ::sqrt(double(K)), w.softcap, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
+        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr, 0, 0,
+                       1 / ::sqrt(double(K)), w.softcap, 1, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
                        at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed, w.log_norm0, w.mean0, w.ring_k0, w.ring_v0,
                        w.sink_k0, w.sink_v0, w.count0, w.log_norm1, w.mean1, w.ring_k1, w.ring_v1, w.sink_k1, w.sink_v1, w.count1,
                        nullptr, nullptr};

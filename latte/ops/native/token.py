@@ -56,13 +56,12 @@ def layer_fields(
     latents: int,
     window: int | None,
     sinks: int,
-    head_width: int,
     softcap: float | None,
-    theta: float | None,
+    frequencies: tuple[float, ...] | None,
     power: float,
 ) -> tuple[int, ...]:
     """The part of a layer's block of fields that stays from token to token, as long as its weights stay in place."""
-    speeds = None if window is None or theta is None else rotary_speeds(head_width, theta)
+    speeds = None if window is None or frequencies is None else rotary_speeds(frequencies)
     before, after = weights[:11], weights[11:]
     return (
         *(latents, window or 0, sinks, int(window is not None)),

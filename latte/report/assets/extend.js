@@ -88,7 +88,7 @@
   /* ---- training ---- */
   const closures = texts.flatMap((text) => text.closed.map(([context, share]) => ({ name: several ? `${text.name}, ${Latte.length(context)}` : `${Latte.length(context)} tokens`, share })));
   if (closures.length || data.layers.lines.length) {
-    const node = outline.section('training', 'What training brought', 'The latents start from nothing. First every layer learns to do what the pretrained layer did with all of the text; then the whole model learns to predict as it did.', 'Training');
+    const node = outline.section('training', 'What training brought', 'The latents start from clusters of the pretrained queries. First every layer learns to do what the pretrained layer did with all of the text; then the whole model learns to predict as it did.', 'Training');
     const grid = el('div', { class: 'figures stacked' });
     node.append(grid);
     if (closures.length) {
@@ -99,6 +99,10 @@
         el('span', { class: 'bar-track', 'aria-hidden': 'true' }, el('i', { style: { '--share': Math.max(0, share) / most } })),
         el('b', {}, Latte.percent(share)),
       ]), el('span'), el('span', { class: 'bar-ends' }, el('span', {}, '0%, window and sinks'), el('span', {}, '100%, original')), el('span')));
+    }
+    if (data.progress.lines.length) {
+      const body = card(grid, 'Gap closed while teaching', 'The same on a few rows that were not trained on, at each stage’s own length, by the tokens read until then.');
+      chart(body, data.progress, { label: 'Gap closed by tokens read', x: { label: 'tokens read', reading: '# tokens', format: 'integer' }, y: { label: 'gap closed', format: 'percent' } });
     }
     if (data.layers.lines.length) {
       const body = card(grid, 'Distance from the pretrained layers', 'Squared error of each layer’s output on the pretrained layer’s own input, relative to that output, on text that was not trained on; each stage at its own length. Later stages answer for the whole model and may move single layers away.');
@@ -156,6 +160,7 @@
     const placesOf = (found) => [...new Set(found.lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
     for (const [title, found, format, place] of [
       ['Time a token', data.time, Latte.formats.milliseconds, Latte.length], ['Memory of the past', data.state, Latte.bytes, Latte.length],
+      ['Gap closed while teaching', data.progress, Latte.percent, (tokens) => `${tokens.toLocaleString('en')} tokens`],
       ['Distance from the pretrained layers', data.layers, (value) => value.toFixed(5), (index) => `layer ${index}`],
     ]) {
       if (!found.lines.length) continue;

@@ -1,0 +1,74 @@
+"""Recipes as files, and whether two of them mean the same run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from latte.errors import UserError
+
+R = TypeVar("R")
+
+#: What may differ when a run is resumed: none of it changes what is computed.
+FREE = frozenset(
+    {"out", "data.cache", "train.micro_batch_size", "train.strategy", "train.log_every", "train.eval_every"}
+    | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
+)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A recipe as dotted names and plain values; dictionaries that users fill are values."""
+    if not is_dataclass(value):
+        return {prefix: value}
+    result: dict[str, Any] = {}
+    for entry in fields(value):
+        result |= flatten(getattr(value, entry.name), f"{prefix}.{entry.name}" if prefix else entry.name)
+    return result
+
+
+def require_same(mine: dict[str, Any], recorded: dict[str, Any], where: str) -> None:
+    """Hold a recipe to the one that a run folder was made with.
+
+    Raises:
+        UserError: it differs in something that changes the result.
+    """
+    differ = [name for name in sorted(mine.keys() | recorded.keys()) if mine.get(name) != recorded.get(name)]
+    differ = [name for name in differ if name not in FREE]
+    if differ:
+        said = "; ".join(f"{name} was {recorded.get(name)!r}, now {mine.get(name)!r}" for name in differ[:3])
+        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise UserError(f"{where} belongs to another run ({said}{more}): give another --out, or the same settings")
+
+
+def to_yaml(recipe: Any) -> str:
+    """The recipe as YAML that a command takes as its --config."""
+    import yaml
+
+    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(kind: type[R], path: Path) -> R:
+    """Read what :func:`to_yaml` wrote.
+
+    Raises:
+        UserError: there is no such file, or it is not such a recipe.
+    """
+    import yaml
+
+    try:
+        return _build(kind, yaml.safe_load(path.read_text(encoding="utf-8")) or {}, "")
+    except OSError as error:
+        raise UserError(f"there is no {path}") from error
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a recipe: {str(error).splitlines()[0]}") from error
+
+
+def _build(kind: type[R], values: dict[str, Any], prefix: str) -> R:
+    hints = get_type_hints(kind)
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(f"unknown setting {prefix}{name}, expected one of {', '.join(hints)}")
+        arguments[name] = _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
+    return kind(**arguments)

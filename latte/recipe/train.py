@@ -1,0 +1,146 @@
+"""Settings of a training run: text, model, and how it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from latte.errors import UserError
+
+
+@dataclass
+class DataRecipe:
+    """Where text comes from, how it is split, and how it becomes tokens."""
+
+    source: str = "python-stdlib"
+    """python-stdlib (the source code of the running Python's standard library), a file or folder (text, JSON lines or
+    parquet, plain or .gz), or hf:NAME for a Hugging Face dataset."""
+    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
+    """What the files are; auto goes by their names."""
+    text_field: str = "text"
+    """Where the text stands in each JSON line, parquet row or dataset row."""
+    separator: str | None = None
+    """Cut text files into documents wherever this stands; otherwise each file is one document."""
+    limit_bytes: int | None = None
+    """Read no more than this much text."""
+    hf_config: str | None = None
+    """Configuration of the Hugging Face dataset."""
+    hf_split: str = "train"
+    """Split of the Hugging Face dataset."""
+    valid_source: str | None = None
+    """Text to validate on, of the same format; otherwise some documents of source are kept for it."""
+    valid_fraction: float = 0.05
+    """Part of the documents (with split tail, of the text) that is kept for validation."""
+    split: Literal["document", "tail"] = "document"
+    """document: each document is in one part, chosen by a hash of it; tail: the end of the text is for validation."""
+    split_seed: int = 0
+    """Another number, another choice of documents."""
+    tokenizer: str = "bpe"
+    """bpe (byte-level, trained on the training part), bytes, or any tokenizer of transformers by folder or name."""
+    vocab_size: int = 4096
+    """Entries of the bpe that is trained here."""
+    sequence_length: int = 512
+    """Tokens in a training row. Documents are packed into rows; nothing crosses from one into another."""
+    cache: str | None = None
+    """Folder of token files; the default is $LATTE_CACHE, or ~/.cache/latte."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_fraction < 1:
+            raise UserError(f"data.valid_fraction is {self.valid_fraction}, expected a number between 0 and 1")
+        if self.sequence_length < 2:
+            raise UserError(f"data.sequence_length is {self.sequence_length}, expected at least 2")
+        if self.limit_bytes is not None and self.limit_bytes < 1:
+            raise UserError(f"data.limit_bytes is {self.limit_bytes}, expected at least 1")
+        if self.separator == "":
+            raise UserError("data.separator is empty, expected some text or nothing at all")
+        if self.tokenizer == "bpe" and self.vocab_size < 257:
+            raise UserError(
+                f"data.vocab_size is {self.vocab_size}, expected at least 257: 256 bytes and the end of text"
+            )
+
+
+@dataclass
+class ModelRecipe:
+    """Which model to train."""
+
+    variant: str = "latte-r-swa++"
+    """latte, latte++, latte-conv++, latte-conv-swa++, latte-r++, latte-r-swa++, r-swa++ or transformer++."""
+    size: str = "tiny"
+    """tiny, small or paper-150m."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of LatteConfig or options of the mixer that differ from the size's, such as hidden_size or window."""
+    pretrained: str | None = None
+    """A model's folder or name on the hub to start from, instead of new weights; variant and size are then not used."""
+
+
+@dataclass
+class TrainRecipe:
+    """How to train it."""
+
+    steps: int = 1000
+    """Optimiser steps."""
+    batch_size: int = 16
+    """Rows in a step, over all processes and accumulated parts: the same however many machines share the work."""
+    micro_batch_size: int | None = None
+    """Rows a process reads at once; smaller needs less memory. The default is its whole share of the batch."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = 100
+    """Steps in which the learning rate rises from 0 to its peak."""
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after its peak."""
+    final_learning_rate_ratio: float = 0.1
+    """What is left of the learning rate at the last step, as a part of its peak."""
+    weight_decay: float = 0.1
+    """Decay of matrices; vectors (norms, biases, gates) have none."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean square."""
+    epsilon: float = 1e-8
+    """AdamW's guard against division by zero."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 where a GPU has it, float32 otherwise."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """Over several processes, each holds the whole model (ddp) or a part of it (fsdp)."""
+    seed: int = 0
+    """Of the weights, the order of rows and dropout."""
+    log_every: int = 10
+    """Steps between lines of metrics."""
+    eval_every: int = 200
+    """Steps between validations; 0 validates at the end only."""
+    eval_rows: int = 64
+    """Rows to validate on."""
+    save_every: int = 200
+    """Steps between checkpoints; 0 saves at the end only (and when asked to stop)."""
+    keep_checkpoints: int = 2
+    """How many checkpoints to keep; with 2 or more a damaged one costs save_every steps, not the run."""
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "batch_size": 1, "log_every": 1, "eval_rows": 1, "keep_checkpoints": 1}
+        least |= dict.fromkeys(("warmup_steps", "eval_every", "save_every", "clip_norm", "weight_decay", "seed"), 0)
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise UserError(f"train.{name} is {getattr(self, name)}, expected at least {value}")
+        if self.learning_rate <= 0:
+            raise UserError(f"train.learning_rate is {self.learning_rate}, expected more than 0")
+        if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:
+            raise UserError(f"train.micro_batch_size is {self.micro_batch_size}, expected 1 to {self.batch_size}")
+
+
+@dataclass
+class Recipe:
+    """A training run, whole: the same recipe and seed give the same weights."""
+
+    out: str = "runs/latest"
+    """The run's folder: settings, tokenizer, checkpoints, metrics, final model. The same command goes on with it."""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    """Text and tokens."""
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    """The model."""
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    """The training."""
