@@ -36,7 +36,7 @@ class PretrainedWindow(Window):
         super().__init__(config, size, sinks, family.softcap(original))
         self.attention, self.family, self.original = attention, family, original
         self.scale = family.scale(original)
-        self._rotary: Rotary | None = None
+        self._rotary = None  # the pretrained model's own, which it tells
 
     def _build_projections(self) -> None:
         """None of its own."""
@@ -44,13 +44,7 @@ class PretrainedWindow(Window):
     def queries_and_keys(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         return self.family.queries_and_keys(self.attention, x_BTD, self.original)
 
-    @property
-    def rotary(self) -> Rotary:
-        assert self._rotary is not None, "the model sets it before its layers are called"
-        return self._rotary
-
-    @rotary.setter
-    def rotary(self, value: Rotary) -> None:
+    def tell_rotary(self, value: Rotary) -> None:
         self._rotary = value
 
 

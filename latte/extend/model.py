@@ -171,7 +171,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
             frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
             rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
             for mixer in self.mixers:
-                mixer.near.rotary = rotary
+                mixer.near.tell_rotary(rotary)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

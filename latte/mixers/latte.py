@@ -181,8 +181,8 @@ class LatteMixer(Mixer):
         v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, None, before, mask, reset)
 
         def rest() -> tuple[Tensor, State | None, LatteState | None]:
-            y_BTHV, *states = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset)
-            return self.project(y_BTHV, x_BTD), *states
+            y_BTHV, fed, read = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset)
+            return self.project(y_BTHV, x_BTD), fed, read
 
         y_BTD, feed_state, latent_state = checkpoint(rest, use_reentrant=False, preserve_rng_state=False)
         return y_BTD, _state(feed_state, latent_state, window_state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +50,6 @@ class Rotary:
         return (self.stretch * angle_BTK.cos()).to(dtype), (self.stretch * angle_BTK.sin()).to(dtype)
 
 
-@functools.cache
 def rotary(width: int, theta: float) -> Rotary:
     """The usual frequencies, 1 / theta^(2i/K)."""
     return Rotary(tuple(theta ** (-i / width) for i in range(0, width, 2)))

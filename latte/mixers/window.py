@@ -33,6 +33,7 @@ class Window(nn.Module):
         if rope:
             require_divides("rotary encoding", 2, config.width, "channels in a pair", "head width")
         self.config, self.size, self.sinks, self.softcap, self.rope = config, size, sinks, softcap, rope
+        self._rotary: Rotary | None = rotary(config.width, config.rope_theta) if rope else None
         self.scale: float | None = None  # of queries times keys; None: 1/sqrt(width)
         self._build_projections()
 
@@ -49,7 +50,8 @@ class Window(nn.Module):
 
     @property
     def rotary(self) -> Rotary:
-        return rotary(self.config.width, self.config.rope_theta)
+        assert self._rotary is not None, "a window with rope; of a pretrained model, once the model has told it"
+        return self._rotary
 
     def init_state(self, like_BTD: Tensor) -> WindowState:
         width = self.config.width
