@@ -164,12 +164,11 @@ def kill_once(recipe: Task, chance: random.Random, duration: float, during_save:
             break
         remove(recipe)  # it was faster than we: try again
     half = found(recipe, f"{SCRATCH}*")
-    whole = sorted(
-        f"{path.parent.parent.name} {path.name.removeprefix('step-')}"
-        for path in found(recipe, "step-*")
-        if path.is_dir()
-    )
-    where = f"killed with {len(whole)} checkpoints, the last {whole[-1]}" if whole else "killed before any checkpoint"
+    whole = sorted((path for path in found(recipe, "step-*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    where = "killed before any checkpoint"
+    if whole:
+        last = f"{whole[-1].parent.parent.name} {whole[-1].name}"
+        where = f"killed with {len(whole)} checkpoints, the newest {last}"
     return where + (", in the middle of a save" if half else "")
 
 
