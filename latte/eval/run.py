@@ -63,14 +63,15 @@ def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 
 def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:
-    """Whole documents of at least the least length, until the tokens are enough; the last one is cut to fit."""
+    """Documents of at least the least length and up to the largest, until the tokens are enough."""
     documents: list[np.ndarray] = []
     left, num_bytes = recipe.max_tokens, 0
     for ids, size in pairs:
         if len(ids) < recipe.min_document_tokens:
             continue
-        if len(ids) > left:
-            ids = ids[:left]
+        room = min(left, recipe.max_document_tokens or left)
+        if len(ids) > room:
+            ids = ids[:room]
             size = len(str(tokenizer.decode(ids, skip_special_tokens=True)).encode("utf-8"))
         documents.append(ids)
         num_bytes += size

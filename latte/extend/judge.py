@@ -60,8 +60,12 @@ def judge(
     for who in contenders:
         within = who.longest or max(recipe.contexts + recipe.retrieval_contexts, default=0)
         for name, text in texts.items():
+            if who.name == WINDOW and name != VALIDATION:
+                continue
             for length in (length for length in contexts_for(name, recipe) if length <= within):
-                once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, text, length)
+                lost = who.name == ORIGINAL and length > own_context
+                given = (who.model, one_stretch(text, length) if lost else text, length)
+                once(f"perplexity of {who.name} on {name} at {length}", perplexity, *given)
         if who.name != WINDOW:
             for length in (length for length in recipe.retrieval_contexts if length <= within):
                 given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
@@ -75,6 +79,13 @@ def judge(
 def contexts_for(text: str, recipe: JudgeRecipe) -> list[int]:
     """Context lengths to measure on a text."""
     return recipe.contexts if text == VALIDATION or recipe.source_contexts is None else recipe.source_contexts
+
+
+def one_stretch(text: Text, length: int) -> Text:
+    """The beginning of the longest document."""
+    longest = max(text.documents, key=len)
+    part = longest[:length]
+    return Text([part], round(text.num_bytes * len(part) / max(1, sum(map(len, text.documents)))))
 
 
 def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:

@@ -168,8 +168,18 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
     pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
     result = {VALIDATION: take(pairs, original.tokenizer, asked)}
     for source in recipe.judge.sources:
-        settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
-        result[Path(source).name.split(".")[0]] = read_text(settings, original.tokenizer)
+        settings = replace(
+            asked,
+            max_tokens=recipe.judge.source_tokens or recipe.judge.max_tokens,
+            max_document_tokens=recipe.judge.source_document_tokens,
+            source=source,
+            text_field=recipe.data.text_field,
+            separator=recipe.data.separator,
+        )
+        text = read_text(settings, original.tokenizer)
+        if sum(map(len, text.documents)) < settings.max_tokens:  # few documents: then more of each
+            text = read_text(replace(settings, max_document_tokens=None), original.tokenizer)
+        result[Path(source).name.split(".")[0]] = text
     return result
 
 

@@ -77,13 +77,17 @@ class JudgeRecipe:
     """More texts to measure on, beside the validation part: files, as data.source."""
     source_contexts: list[int] | None = None
     """Context lengths for those; default: the same."""
+    source_tokens: int | None = None
+    """Tokens of each of those; default: max_tokens."""
+    source_document_tokens: int | None = None
+    """Read no more than this of each of their documents, where they are many enough; default: all."""
     max_tokens: int = 65536
     """Tokens of each text, at each length the same ones."""
     join_documents: bool = False
     """Read all documents of a text as one, one after another."""
     original_up_to: int | None = None
     """Longest context for the pretrained model, whose cost grows with its square; default: twice what it was made for.
-    """
+    Beyond what it was made for, it gets one stretch of text: enough to see that it breaks."""
     retrieval_contexts: list[int] = field(default_factory=lambda: [1024, 4096])
     """Context lengths in which a fact is hidden and asked for; empty leaves it out."""
     retrieval_trials: int = 4

@@ -30,6 +30,8 @@ class EvalRecipe:
     """How many tokens to read, at each length the same ones."""
     min_document_tokens: int = 0
     """Leave out shorter documents: only long ones tell something about long contexts."""
+    max_document_tokens: int | None = None
+    """Read no more of each document, so that the tokens come from many; default: all."""
     join_documents: bool = False
     """Read all documents as one, one after another."""
     out: str | None = None
