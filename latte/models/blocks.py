@@ -59,6 +59,10 @@ def build_norm(config: LatteConfig) -> nn.Module:
 class Block(GradientCheckpointingLayer):
     """x + mixer(norm(x)), then x + mlp(norm(x))."""
 
+    #: Tokens read at a time where no gradient is wanted, if the state says all of those before: what passes between
+    #: the operations of a long row would otherwise be written to memory and read again, gigabytes of it.
+    TOKENS_AT_ONCE = 4096
+
     def __init__(self, config: LatteConfig, layer: int) -> None:
         super().__init__()
         self.mixer_norm = build_norm(config)
@@ -68,6 +72,23 @@ class Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
+        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        if not self._in_pieces(x_BTD):
+            return self._read(x_BTD, state, mask, reset)
+        y_BTD = torch.empty_like(x_BTD)
+        for start in range(0, x_BTD.shape[1], self.TOKENS_AT_ONCE):
+            here = slice(start, start + self.TOKENS_AT_ONCE)
+            flags = (None if flag is None else flag[:, here] for flag in (mask, reset))
+            y_BTD[:, here], state = self._read(x_BTD[:, here], state, *flags)
+        return y_BTD, state
+
+    def _in_pieces(self, x_BTD: Tensor) -> bool:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x_BTD.shape[1] <= self.TOKENS_AT_ONCE:
+            return False
+        return self.mixer.constant_state and not self.mixer.config.bidirectional
+
+    def _read(
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
         mixed_BTD, after = self.mixer(self.mixer_norm(x_BTD), state=state, mask=mask, reset=reset)
