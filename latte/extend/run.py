@@ -155,8 +155,8 @@ def contenders(
     alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
     return [
         Contender(ORIGINAL, original.model.eval(), limit),
-        Contender(WINDOW, alone.eval(), min(limit, model.own_context)),  # beyond they only repeat themselves
-        Contender(SINKS, sinks_too.eval(), max(model.own_context, min(recipe.judge.contexts, default=0))),
+        Contender(WINDOW, alone.eval(), min(limit, model.own_context)),
+        Contender(SINKS, sinks_too.eval()),
         Contender(EXTENDED, model),
     ]
 
