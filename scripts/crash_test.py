@@ -79,6 +79,7 @@ def make_extension(folder: Path, name: str, steps: int) -> ExtendRecipe:
         lengthen=DistilRecipe(**{**often, "sequence_length": 160}, divergence=0.0, next_token=1.0),
         judge=JudgeRecipe(
             contexts=[32, 64],
+            long_contexts=[64],
             max_tokens=400,
             retrieval_contexts=[64],
             retrieval_trials=1,

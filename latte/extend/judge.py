@@ -21,7 +21,7 @@ from latte.files import write_text
 from latte.recipe import JudgeRecipe
 
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
-VALIDATION = "validation"  # the name of the corpus's own held-out part
+VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
 DEPTHS = (0.1, 0.5, 0.9)
 TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
 PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
@@ -58,14 +58,14 @@ def judge(
 
     filler = next(iter(texts.values())).documents
     for who in contenders:
-        within = who.longest or max(recipe.contexts + recipe.retrieval_contexts, default=0)
+        lengths = recipe.contexts + recipe.long_contexts + recipe.retrieval_contexts
+        within = who.longest or max(lengths, default=0)
         for name, text in texts.items():
-            if who.name == WINDOW and name != VALIDATION:
-                continue
-            for length in (length for length in contexts_for(name, recipe) if length <= within):
-                lost = who.name == ORIGINAL and length > own_context
-                given = (who.model, one_stretch(text, length) if lost else text, length)
-                once(f"perplexity of {who.name} on {name} at {length}", perplexity, *given)
+            for length in contexts_for(who, name, recipe):
+                if length <= within:
+                    lost = who.name == ORIGINAL and name == LONG
+                    given = (who.model, one_stretch(text, length) if lost else text, length)
+                    once(f"perplexity of {who.name} on {name} at {length}", perplexity, *given)
         if who.name != WINDOW:
             for length in (length for length in recipe.retrieval_contexts if length <= within):
                 given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
@@ -73,12 +73,17 @@ def judge(
         if who.name in (ORIGINAL, EXTENDED):
             for length in recipe.decode_contexts:
                 once(f"decoding of {who.name} at {length}", decode_cost, who.model, length, recipe.decode_tokens)
-    return summary(found, list(texts), recipe, own_context)
+    longest = next((who.longest for who in contenders if who.name == ORIGINAL), None)
+    return summary(found, list(texts), recipe, own_context, longest)
 
 
-def contexts_for(text: str, recipe: JudgeRecipe) -> list[int]:
-    """Context lengths to measure on a text."""
-    return recipe.contexts if text == VALIDATION or recipe.source_contexts is None else recipe.source_contexts
+def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:
+    """Context lengths to measure a contender at on a text."""
+    if text != LONG:
+        return recipe.contexts
+    if who.name == ORIGINAL:
+        return [] if who.longest is None else [who.longest]
+    return recipe.long_contexts if who.name in (SINKS, EXTENDED) else []
 
 
 def one_stretch(text: Text, length: int) -> Text:
@@ -93,21 +98,25 @@ def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:
     return asdict(evaluate(model, text, [context]))
 
 
-def summary(found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_context: int) -> dict[str, Any]:
+def summary(
+    found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_context: int, longest: int | None = None
+) -> dict[str, Any]:
     """The figures in order: by text, contender and context, with the part of the gap that is closed."""
     names = (ORIGINAL, WINDOW, SINKS, EXTENDED)
     perplexity: dict[str, Any] = {}
     positions: dict[str, Any] = {}
     for text in texts:
         rows = perplexity[text] = {}
+        lengths = (*recipe.contexts, *recipe.long_contexts, *([] if longest is None else [longest]))
+        measured = sorted(set(lengths))
         for name in names:
-            for context in contexts_for(text, recipe):
+            for context in measured:
                 entry = found.get(f"perplexity of {name} on {text} at {context}")
                 if entry is not None:
                     rows.setdefault(name, {})[str(context)] = entry["contexts"][0]
                     positions.setdefault(text, {})[name] = entry["positions"]
         closed = {}
-        for length in (str(context) for context in contexts_for(text, recipe) if context <= own_context):
+        for length in (str(context) for context in measured if context <= own_context):
             losses = [rows.get(name, {}).get(length, {}).get("loss") for name in (ORIGINAL, SINKS, EXTENDED)]
             if None not in losses and losses[1] != losses[0]:
                 closed[length] = (losses[1] - losses[2]) / (losses[1] - losses[0])

@@ -21,7 +21,7 @@ from latte.eval.run import read_text, take
 from latte.eval.stream import Text
 from latte.extend.card import model_card
 from latte.extend.check import TOKENS, check_conversion
-from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
+from latte.extend.judge import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.extend.page import render_results, write_plots
 from latte.extend.sources import Original, load_original
@@ -163,23 +163,32 @@ def contenders(
 
 def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str, Text]:
     """What to measure on: the validation part, and the sources that the recipe names."""
-    asked = EvalRecipe(max_tokens=recipe.judge.max_tokens, join_documents=recipe.judge.join_documents)
-    tokens = corpus.valid
-    pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-    result = {VALIDATION: take(pairs, original.tokenizer, asked)}
-    for source in recipe.judge.sources:
-        settings = replace(
-            asked,
-            max_tokens=recipe.judge.source_tokens or recipe.judge.max_tokens,
-            max_document_tokens=recipe.judge.source_document_tokens,
-            source=source,
-            text_field=recipe.data.text_field,
-            separator=recipe.data.separator,
+    judge, tokens = recipe.judge, corpus.valid
+    asked = EvalRecipe(
+        max_tokens=judge.max_tokens, max_document_tokens=judge.max_document_tokens, join_documents=judge.join_documents
+    )
+
+    def enough(read: Callable[[EvalRecipe], Text], asked: EvalRecipe) -> Text:
+        text = read(asked)
+        if sum(map(len, text.documents)) >= asked.max_tokens:
+            return text
+        return read(replace(asked, max_document_tokens=None))  # few documents: then more of each
+
+    def held_out(asked: EvalRecipe) -> Text:
+        pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
+        return take(pairs, original.tokenizer, asked)
+
+    result = {VALIDATION: enough(held_out, asked)}
+    for source in judge.sources:
+        settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
+        result[Path(source).name.split(".")[0]] = enough(lambda asked: read_text(asked, original.tokenizer), settings)
+    if judge.long_contexts:
+        size = max(judge.long_contexts)
+        longest = max(range(tokens.num_documents), key=lambda index: len(tokens.document(index)))
+        long = EvalRecipe(
+            max_tokens=size, min_document_tokens=0 if judge.join_documents else min(size, len(tokens.document(longest)))
         )
-        text = read_text(settings, original.tokenizer)
-        if sum(map(len, text.documents)) < settings.max_tokens:  # few documents: then more of each
-            text = read_text(replace(settings, max_document_tokens=None), original.tokenizer)
-        result[Path(source).name.split(".")[0]] = text
+        result[LONG] = held_out(replace(long, join_documents=judge.join_documents))
     return result
 
 

@@ -71,23 +71,22 @@ class DistilRecipe(StageRecipe):
 class JudgeRecipe:
     """How an extended model is compared with the pretrained one."""
 
-    contexts: list[int] = field(default_factory=lambda: [1024, 4096, 16384, 65536])
+    contexts: list[int] = field(default_factory=lambda: [1024, 4096])
     """Context lengths for perplexity."""
     sources: list[str] = field(default_factory=list)
     """More texts to measure on, beside the validation part: files, as data.source."""
-    source_contexts: list[int] | None = None
-    """Context lengths for those; default: the same."""
-    source_tokens: int | None = None
-    """Tokens of each of those; default: max_tokens."""
-    source_document_tokens: int | None = None
-    """Read no more than this of each of their documents, where they are many enough; default: all."""
-    max_tokens: int = 65536
+    max_tokens: int = 32768
     """Tokens of each text, at each length the same ones."""
+    max_document_tokens: int | None = None
+    """Read no more than this of each document, where there are enough of them; default: all."""
+    long_contexts: list[int] = field(default_factory=lambda: [4096, 65536])
+    """Context lengths to read one long text at, the longest document; without the pretrained model, which gets one
+    stretch of it at the length where it is lost. Empty leaves it out."""
     join_documents: bool = False
     """Read all documents of a text as one, one after another."""
     original_up_to: int | None = None
     """Longest context for the pretrained model, whose cost grows with its square; default: twice what it was made for.
-    Beyond what it was made for, it gets one stretch of text: enough to see that it breaks."""
+    """
     retrieval_contexts: list[int] = field(default_factory=lambda: [1024, 4096])
     """Context lengths in which a fact is hidden and asked for; empty leaves it out."""
     retrieval_trials: int = 4

@@ -60,6 +60,7 @@ def arguments(folder: Path, out: str = "out", **more: object) -> list[str]:
         "lengthen.steps": 2,
         "lengthen.sequence_length": 96,
         "judge.contexts": "[32,64]",
+        "judge.long_contexts": "[64,128]",
         "judge.max_tokens": 400,
         "judge.retrieval_contexts": "[64]",
         "judge.retrieval_trials": 1,
