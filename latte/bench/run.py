@@ -18,7 +18,7 @@ from latte.bench.sizes import STANDARD, TINY, Size
 #: Each suite with its usual lengths, and how many seconds one call of a peer may take.
 SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "ops": ((512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072), 4.0),
-    "layers": ((512, 1024, 4096, 16384, 65536, 131072), 8.0),
+    "layers": ((512, 1024, 4096, 16384, 65536, 131072), 15.0),
     "models": ((512, 1024, 2048, 4096, 16384, 65536), 400.0),
     "decode": ((1024, 4096, 16384, 65536, 131072), 30.0),
     "memory": ((1024, 2048, 4096, 8192), 60.0),
