@@ -17,6 +17,8 @@ from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.loss import next_token_loss
 from latte.train.trainer import Batch
 
+SMALLEST = 0.01  # nats: of a smaller gap no part means anything
+
 
 class Gap:
     """The two ends of the gap on some rows, measured when they are first asked for."""
@@ -26,12 +28,12 @@ class Gap:
         self._ends: tuple[float, float] | None = None
 
     def closed(self, model: LatteExtendedForCausalLM, loss: float) -> float | None:
-        """The part of the gap that a loss on these rows has closed; None where the window costs nothing."""
+        """The part of the gap that a loss on these rows has closed; None where the window costs next to nothing."""
         if self._ends is None:
             with without_low_rank(model):
                 self._ends = (self.loss(model, mode="original"), self.loss(model, closed=True))
         best, worst = self._ends
-        return (worst - loss) / (worst - best) if worst > best else None
+        return (worst - loss) / (worst - best) if worst - best > SMALLEST else None
 
     @torch.no_grad()
     def loss(self, model: LatteExtendedForCausalLM, mode: str = "extended", closed: bool = False) -> float:

@@ -56,7 +56,7 @@ def render_results(results: dict[str, Any]) -> str:
         ],
         "contenders": [{"name": name, "color": COLORS[name]} for name in COLORS],
         "layers": _chart(layer_chart(results), MOMENTS),
-        "progress": _chart(progress_chart(results), MOMENTS),
+        "progress": _chart(progress_chart(results), {name.removeprefix("after "): MOMENTS[name] for name in MOMENTS}),
         "retrieval": _retrieval(results),
         "time": _chart(time, COLORS),
         "state": _chart(state, COLORS),
@@ -151,7 +151,7 @@ def progress_chart(results: dict[str, Any]) -> Chart:
         points = [(line["tokens"], line.get("valid_gap_closed")) for line in found]
         known = [(float(x), float(y)) for x, y in points if y is not None and math.isfinite(y)]
         if known:
-            lines[f"after {stage}"] = last + known
+            lines[stage] = last + known
             last = known[-1:]
     return Chart(lines)
 
@@ -210,7 +210,7 @@ def _plot(charts: list[tuple[Chart, dict[str, str]]], path: Path, own: int, log:
         axis.set_visible(False)
     for axis, (chart, labels) in zip(axes, charts, strict=False):
         for name, points in chart.lines.items():
-            color = HEXES[COLORS.get(name, MOMENTS.get(name, 5))]
+            color = HEXES[COLORS.get(name, MOMENTS.get(name, MOMENTS.get(f"after {name}", 5)))]
             style = "--" if name == "before" else "-"
             x, y = [x for x, _ in points], [min(y, HIGHEST) for _, y in points]
             axis.plot(x, y, label=name, color=color, linestyle=style, marker="o", markersize=4)

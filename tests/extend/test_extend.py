@@ -110,7 +110,7 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     assert [line["tokens"] for line in results["progress"]["distil"]] == sorted(
         line["tokens"] for line in results["progress"]["distil"]
     )
-    assert all("valid_gap_closed" in line for line in results["progress"]["transfer"])
+    assert all("valid_next_token" in line for line in results["progress"]["transfer"])
     before, after = (results["layers"]["transfer"][name] for name in ("layers_before", "layers"))
     assert len(before) == len(after) == 3
     assert results["decoding"]["extended"]["32"]["seconds_per_token"] > 0
