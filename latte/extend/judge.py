@@ -83,7 +83,7 @@ def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:
         return recipe.contexts
     if who.name == ORIGINAL:
         return [] if who.longest is None else [who.longest]
-    return recipe.long_contexts if who.name in (SINKS, EXTENDED) else []
+    return recipe.long_contexts if who.name == EXTENDED else []
 
 
 def one_stretch(text: Text, length: int) -> Text:

@@ -63,7 +63,8 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         stages = plan_stages(recipe, corpus, run)
         for number, stage in enumerate(stages, 1):
             console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
-            open_latents(model, stages[0], recipe.opening)
+            if not stage.is_finished():
+                open_latents(model, stages[0], recipe.opening)
             stage.run(model, console)
         model.requires_grad_(False).eval()
         figures = judge(
