@@ -22,7 +22,7 @@ from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
-from latte.train.run import FINAL, RESULT, Result, fit, share, step_batches
+from latte.train.run import FINAL, Result, fit, is_finished, share, step_batches
 from latte.train.trainer import Batch, training_arguments
 
 #: In the order in which they run; each is a field of the recipe.
@@ -79,7 +79,7 @@ class Stage:
 
     def is_finished(self) -> bool:
         """Whether its weights are there already."""
-        return (self.folder / RESULT).is_file()
+        return is_finished(self.folder)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """What the stage lowers."""

@@ -104,7 +104,7 @@ def fit(
     Call it inside :func:`run_folder`, which makes sure that the folder is this run's and nobody else's.
     """
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
-    if _is_finished(folder):
+    if is_finished(folder):
         console.print(f"{folder} is finished already: nothing to do")
         return Result(**json.loads((folder / RESULT).read_text()))
     first = args.process_index == 0
@@ -329,7 +329,8 @@ def peak_memory() -> int:
     return memory.peak_memory()
 
 
-def _is_finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
+    """Whether a run's last weights are there, whole."""
     try:
         verify_folder(folder / FINAL)
     except Damaged:
