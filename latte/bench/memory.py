@@ -1,4 +1,4 @@
-"""Peak memory of a training step, each in a fresh process: what it takes beyond the model itself."""
+"""Peak memory of a training step, each in a fresh process: what it takes beyond the model, gradients included."""
 
 from __future__ import annotations
 
@@ -48,12 +48,9 @@ def main(request: str) -> None:
     torch.set_num_threads(asked["threads"])
     model = Size(**asked["size"]).model(asked["variant"])
     ids = torch.randint(0, model.config.vocab_size, (1, asked["length"]))
-    # Threads and buffers that any step needs, whatever its length.
-    model(input_ids=ids[:, :16], labels=ids[:, :16]).loss.backward()
     before = peak_memory()
-    model.zero_grad(set_to_none=True)
     model(input_ids=ids, labels=ids).loss.backward()
-    # A step so short that it fits into what the warm-up left counts as one page.
+    # A step so short that it fits into what building the model left counts as one page.
     print(json.dumps({"model": before, "step": max(peak_memory() - before, resource.getpagesize())}))
 
 
