@@ -64,8 +64,8 @@ def judge(
             for length in contexts_for(who, name, recipe):
                 if length <= within:
                     lost = who.name == ORIGINAL and name == LONG
-                    given = (who.model, one_stretch(text, length) if lost else text, length)
-                    once(f"perplexity of {who.name} on {name} at {length}", perplexity, *given)
+                    part = one_stretch(text, length) if lost else text
+                    once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, part, length)
         if who.name != WINDOW:
             for length in (length for length in recipe.retrieval_contexts if length <= within):
                 given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
