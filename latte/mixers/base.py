@@ -138,6 +138,11 @@ class Mixer(nn.Module):
                 a state given to a bidirectional mixer.
         """
         self._check(x_BTD, state, mask, reset)
+        return self._mix_and_project(x_BTD, state, mask, reset)
+
+    def _mix_and_project(
+        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
+    ) -> tuple[Tensor, State | None]:
         y_BTHV, after = self.mix(x_BTD, None, state, mask, reset)
         return self.project(y_BTHV, x_BTD), after
 

@@ -164,19 +164,13 @@ class LatteMixer(Mixer):
         )
         return y_BTHV, _state(feed_state, latent_state, window_state)
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        *,
-        state: State | None = None,
-        mask: Tensor | None = None,
-        reset: Tensor | None = None,
+    def _mix_and_project(
+        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().forward(x_BTD, state=state, mask=mask, reset=reset)
+            return super()._mix_and_project(x_BTD, state, mask, reset)
         # What lies between the window and the output is cheap to compute and large to keep: for gradients it is
         # computed again, and a layer keeps less than one of softmax attention.
-        self._check(x_BTD, state, mask, reset)
         before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
         v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, None, before, mask, reset)
 
