@@ -62,7 +62,7 @@ def judge(
         within = who.longest or max(lengths, default=0)
         for name, text in texts.items():
             for length in contexts_for(who, name, recipe):
-                if length <= within:
+                if length <= within and (name != LONG or length <= max(map(len, text.documents))):
                     lost = who.name == ORIGINAL and name == LONG
                     part = one_stretch(text, length) if lost else text
                     once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, part, length)
@@ -82,7 +82,7 @@ def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:
     if text != LONG:
         return recipe.contexts
     if who.name == ORIGINAL:
-        return [] if who.longest is None else [who.longest]
+        return [who.longest] if who.longest else []
     return recipe.long_contexts if who.name == EXTENDED else []
 
 
