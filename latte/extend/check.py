@@ -27,10 +27,9 @@ def check_conversion(model: Any, options: dict[str, Any], ids: Tensor) -> dict[s
     Raises:
         UserError: it is another model than it was.
     """
-    known = int(getattr(model.config, "max_position_embeddings", 0) or TOKENS)
-    ids = ids[None, : min(TOKENS, known)]
+    whole = convert(copy.deepcopy(model), {**options, "window": TOKENS})
+    ids = ids[None, : min(TOKENS, whole.own_context or TOKENS)]
     expected = model(ids).logits
-    whole = convert(copy.deepcopy(model), {**options, "window": ids.shape[1]})
     far = float((whole(ids).logits - expected).abs().max())
     short = convert(copy.deepcopy(model), {**options, "window": min(SHORT_WINDOW, options["window"])})
     at_once = short(ids).logits

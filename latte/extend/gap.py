@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries
+from latte.extend.low_rank import without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.loss import next_token_loss
 from latte.train.trainer import Batch
@@ -63,18 +64,3 @@ def _closed(model: LatteExtendedForCausalLM) -> Iterator[None]:
         with torch.no_grad():
             for bias, value in zip(biases, kept, strict=True):
                 bias.copy_(value)
-
-
-@contextmanager
-def without_low_rank(model: nn.Module) -> Iterator[None]:
-    """The pretrained weights without what a stage adds to them, for a while."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)

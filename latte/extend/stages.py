@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,10 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from latte.data import Corpus, Rows
-from latte.extend.gap import Gap, without_low_rank
+from latte.extend.gap import Gap
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
+from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
@@ -29,7 +28,6 @@ from latte.train.trainer import Batch, training_arguments
 STAGES = ("transfer", "distil", "lengthen")
 #: What the latents' first weights are fitted on.
 OPENING_TOKENS = 4096
-ATTENTION_PROJECTIONS = r".*\.attention\.(q_proj|k_proj|v_proj|o_proj)"
 
 
 @dataclass
@@ -169,18 +167,3 @@ def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float | N
     batch = stage.rows.batch([index * len(stage.rows) // count for index in range(count)])
     reset = boundaries(batch["reset"].to(model.device))
     model.read(batch["input_ids"].to(model.device), reset=reset, mode="open", share=share)
-
-
-@contextmanager
-def low_rank(model: LatteExtendedForCausalLM, settings: StageRecipe) -> Iterator[None]:
-    """The model with low-rank additions to its attention projections while the stage lasts; merged when it is done."""
-    rank = getattr(settings, "lora_rank", 0)
-    if not rank:
-        yield
-        return
-    from peft import LoraConfig, LoraModel
-
-    torch.manual_seed(0)
-    tuner = LoraModel(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=ATTENTION_PROJECTIONS), "default")
-    yield
-    tuner.merge_and_unload()
