@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from latte.mixers import build
-from latte.mixers.layers import RMSNorm
+from latte.mixers.layers import RMSNorm, nothing_but_forward
 from latte.models.config import LatteConfig
 from latte.ops.pointwise import swiglu
 from latte.state import State
@@ -92,6 +92,13 @@ class Block(GradientCheckpointingLayer):
         self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
     ) -> tuple[Tensor, State | None]:
         mixed_BTD, after = self.mixer(self.mixer_norm(x_BTD), state=state, mask=mask, reset=reset)
-        x_BTD = x_BTD + self.dropout(mixed_BTD)
-        x_BTD = x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+        x_BTD = self._add(x_BTD, mixed_BTD, self.mixer)
+        x_BTD = self._add(x_BTD, self.mlp(self.mlp_norm(x_BTD)), self.mlp)
         return x_BTD, after
+
+    def _add(self, x_BTD: Tensor, change_BTD: Tensor, source: nn.Module) -> Tensor:
+        change_BTD = self.dropout(change_BTD)
+        if torch.compiler.is_compiling() or not nothing_but_forward(source):
+            return x_BTD + change_BTD
+        # Into memory that nobody else looks at: both end in a product, whose result no gradient asks for.
+        return change_BTD.add_(x_BTD)

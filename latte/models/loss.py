@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE = -100
-# Logits held at a time, about: 2^24 floats are 64 MB.
-LOGITS_AT_ONCE = 1 << 24
+# Logits held at a time, about: 2^22 floats are 16 MB.
+LOGITS_AT_ONCE = 1 << 22
 
 
 def linear_cross_entropy(
@@ -43,21 +43,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         size = max(1, LOGITS_AT_ONCE // weight_VD.shape[0])
         for start in range(0, labels.shape[0], size):
             block = slice(start, start + size)
-            logits = (hidden[block] @ weight_VD.T).to(total.dtype)
-            raw = logits
-            logits = raw if finish is None else finish(raw)
-            total += F.cross_entropy(logits, labels[block], reduction="sum")
-            if wants_hidden or wants_weight:
-                # d loss / d logits = softmax - one-hot
-                logits = logits.softmax(dim=-1)
-                logits[torch.arange(logits.shape[0], device=logits.device), labels[block]] -= 1
-                if finish is not None:
-                    logits = pull_back(finish, raw, logits)
-                logits = logits.to(hidden.dtype)
+            raw = (hidden[block] @ weight_VD.T).to(total.dtype)
+            slope = (raw if finish is None else finish(raw)).log_softmax(dim=-1)
+            total += F.nll_loss(slope, labels[block], reduction="sum")
+            if not (wants_hidden or wants_weight):
+                continue
+            # d loss / d logits = softmax - one-hot
+            slope.exp_()[torch.arange(slope.shape[0], device=slope.device), labels[block]] -= 1
+            slope = (slope if finish is None else pull_back(finish, raw, slope)).to(hidden.dtype)
             if hidden_grad is not None:
-                torch.mm(logits, weight_VD, out=hidden_grad[block])
+                torch.mm(slope, weight_VD, out=hidden_grad[block])
             if weight_grad is not None:
-                weight_grad.addmm_(logits.T, hidden[block])
+                weight_grad.addmm_(slope.T, hidden[block])
         ctx.save_for_backward(kept, hidden_grad, weight_grad)
         ctx.shape = hidden_ND.shape
         return total
