@@ -1,7 +1,8 @@
-"""The most memory that this process has held."""
+"""The most memory that this process has held, and who hands it out."""
 
 from __future__ import annotations
 
+import platform
 import re
 import resource
 import sys
@@ -21,3 +22,25 @@ def peak_memory() -> int:
     if found is not None:
         return int(found[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+_FASTER = ("tcmalloc", "jemalloc", "mimalloc")
+
+
+def allocator() -> str:
+    """The library that serves this process's memory, as far as can be seen."""
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        mapped = ""
+    return allocator_among(mapped) or platform.libc_ver()[0] or platform.system()
+
+
+def allocator_among(mapped: str) -> str | None:
+    """Which of the well-known allocators stands in a list of mapped files."""
+    return next((name for name in _FASTER if re.search(rf"/lib{name}[^/\s]*\.so", mapped)), None)
+
+
+def returns_memory_early(name: str) -> bool:
+    """Whether this allocator gives large tensors back to the system at once, to be cleared anew for every step."""
+    return name == "glibc"

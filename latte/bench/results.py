@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from latte.bench import memory
 from latte.bench.acceptance import Row, rows
 from latte.bench.figures import Figure
 from latte.bench.machine import Peaks
@@ -47,7 +48,8 @@ def markdown(
     lines = ["# Benchmark", "", f"`{command}`, {machine['date']}.", ""]
     lines += [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, "
-        f"{machine['isa']}, kernels: {machine['kernels']}, {machine['threads']} threads; "
+        f"{machine['isa']}, kernels: {machine['kernels']}, {machine['threads']} threads, "
+        f"memory from {machine['allocator']}; "
         + ", ".join(
             f"{name} {machine[name]}"
             for name in ("python", "torch", "transformers", "jax", "mambapy")
@@ -88,7 +90,7 @@ def _cell(figure: Figure) -> str:
     if figure.best is None:
         return "-"
     if figure.kind == "memory":
-        return f"{figure.best / 2**20:.0f} MiB"
+        return memory.describe(figure)
     if figure.kind == "share":
         return f"{100 * figure.extra['share']:.1f}%"
     text = _time(figure.best)

@@ -33,6 +33,7 @@ def run(tokens: int = 193) -> int:
     console.print(f"  {'device':<14}{doctor.device()}", highlight=False)
     console.print(f"  {'threads':<14}{torch.get_num_threads()}", highlight=False)
     console.print(f"  {'kernels':<14}{doctor.kernels()}", highlight=False)
+    console.print(f"  {'memory from':<14}{doctor.allocation()}", highlight=False)
     console.print(f"  {'mixers':<14}{', '.join(mixers.names())}", highlight=False)
     table = Table(
         "op", "backend", "dtype", "difference", "", title="every op against its reference", title_justify="left"

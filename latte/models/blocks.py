@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from latte.mixers import build
@@ -47,7 +48,11 @@ class SwiGLU(nn.Module):
         return torch.cat([self._apply_to(part) for part in x_BTD.split(self.TOKENS_AT_ONCE, dim=1)], dim=1)
 
     def _apply_to(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x_BTD), self.up_proj(x_BTD)))
+        gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.down_proj(swiglu(gate, up))
+        # The product of the two is not kept for gradients: computed again, it costs a pass over memory.
+        return checkpoint(lambda: self.down_proj(swiglu(gate, up)), use_reentrant=False, preserve_rng_state=False)
 
 
 def build_norm(config: LatteConfig) -> nn.Module:
