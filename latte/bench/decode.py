@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from latte.bench import yardsticks
 from latte.bench.figures import Contender, Figure, Plan, sweep
 from latte.bench.harness import Call
 from latte.bench.machine import Peaks
@@ -23,7 +24,11 @@ def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
     figures: list[Figure] = []
     contexts = list(plan.lengths)
     by_context = [ours.contender(context) for context in contexts]
-    for figure in sweep("decode", "decode", by_context, plan, peaks, [TOKENS]):
+    alone = yardsticks.reads(ours.weight_bytes, TOKENS)
+    for figure in sweep("decode", "decode", by_context, plan, peaks, [TOKENS], alone):
+        if figure.name in (yardsticks.SUM, yardsticks.PRODUCT):
+            figures.append(_per_token(figure, figure.name, contexts[0], {}))
+            continue
         context = int(figure.name.split("@")[1])
         figures.append(_per_token(figure, OURS, context, {"state_bytes": ours.state_bytes}))
     peer = Contender(
@@ -52,6 +57,7 @@ class _Ours:
 
     def __init__(self, size: Size, plan: Plan) -> None:
         self.model = size.model(OURS).eval().requires_grad_(False)
+        self.weight_bytes = 4.0 * parameters(self.model)
         self.state_bytes = 0
         self.snapshots = {}
         cache, random = LatteCache(), torch.Generator().manual_seed(0)
@@ -72,8 +78,7 @@ class _Ours:
             cache.rollback(self.snapshots[context])
             _decode(self.model, cache)
 
-        weights = TOKENS * 4.0 * parameters(self.model)
-        return Contender(f"{OURS}@{context}", lambda _: call, ours=True, bytes=lambda _: weights)
+        return Contender(f"{OURS}@{context}", lambda _: call, ours=True, bytes=lambda _: TOKENS * self.weight_bytes)
 
 
 class _Llama:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,10 +64,21 @@ class Plan:
 
 
 def sweep(
-    suite: str, kind: str, contenders: Iterable[Contender], plan: Plan, peaks: Peaks, lengths: Sequence[int] = ()
+    suite: str,
+    kind: str,
+    contenders: Iterable[Contender],
+    plan: Plan,
+    peaks: Peaks,
+    lengths: Sequence[int] = (),
+    yardsticks: Sequence[Contender] = (),
 ) -> list[Figure]:
-    """Time all contenders at every length, in turns; one that would take too long or too much is left out, with why."""
-    contenders = list(contenders)
+    """Time all contenders at every length, in turns; one that would take too long or too much is left out, with why.
+
+    Shares of what the machine can do at most are shares of ``peaks``, or where there are ``yardsticks`` (calls that do
+    nothing else, about as long) of the faster one at that length: taken in turns with the rest, they see the machine as
+    fast or slow as it is then.
+    """
+    contenders = [*contenders, *yardsticks]
     last: dict[str, tuple[int, float]] = {}
     figures: list[Figure] = []
     for length in lengths or plan.lengths:
@@ -82,17 +93,33 @@ def sweep(
         timings = interleave(calls, repeats=plan.repeats, budget=plan.budget)
         calls.clear()
         gc.collect()
+        here = _peaks_of(yardsticks, timings, length, peaks)
         for contender in contenders:
             timing = timings.get(contender.name)
             if isinstance(timing, Timing):
                 last[contender.name] = (length, timing.best)
-                figures.append(_figure(suite, kind, contender, length, timing, peaks))
+                figures.append(_figure(suite, kind, contender, length, timing, here))
                 plan.say(f"{suite} {kind} {length:>7} {contender.name:<28}{timing.best * 1e3:12.2f} ms")
             else:
                 reason = str(timing) if isinstance(timing, Skipped) else reasons[contender.name]
                 figures.append(Figure(suite, kind, contender.name, length, contender.ours, skipped=reason))
                 plan.say(f"{suite} {kind} {length:>7} {contender.name:<28}     skipped: {reason}")
     return figures
+
+
+def _peaks_of(
+    yardsticks: Sequence[Contender], timings: Mapping[str, Timing | Skipped], length: int, otherwise: Peaks
+) -> Peaks:
+    products, reads = [], []
+    for yardstick in yardsticks:
+        timing = timings.get(yardstick.name)
+        if not isinstance(timing, Timing):
+            continue
+        if yardstick.flops is not None:
+            products.append(yardstick.flops(length) / timing.best)
+        if yardstick.bytes is not None:
+            reads.append(yardstick.bytes(length) / timing.best)
+    return Peaks(max(products, default=otherwise.matmul_flops), max(reads, default=otherwise.read_bytes))
 
 
 def refuse(contender: Contender, length: int, last: tuple[int, float] | None, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latte.bench import yardsticks
 from latte.bench.figures import Contender, Figure, Plan, sweep
 from latte.bench.harness import Call, Skipped
 from latte.bench.machine import Peaks
@@ -25,7 +26,9 @@ def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
     """Forward and training of all layers, then the shares of ours."""
     figures = []
     for kind in ("forward", "training"):
-        figures += sweep("layers", kind, contenders(size, kind == "training"), plan, peaks)
+        all_layers = contenders(size, kind == "training")
+        of_ours = next(layer.flops for layer in all_layers if layer.ours and layer.flops is not None)
+        figures += sweep("layers", kind, all_layers, plan, peaks, yardsticks=yardsticks.products(of_ours))
     return figures + shares(plan, size)
 
 

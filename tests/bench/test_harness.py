@@ -104,3 +104,19 @@ def test_a_sweep_reports_every_contender_at_every_length():
     assert first.share_of_matmul == pytest.approx(100.0 / first.best / 1e9)
     assert first.to_json()["ours"] is True
     assert "skipped" not in first.to_json()
+
+
+def test_shares_are_of_the_faster_yardstick_at_that_length(monkeypatch):
+    seconds = {"layer": 4.0, "slow": 8.0, "fast": 2.0}
+    monkeypatch.setattr(
+        "latte.bench.figures.interleave", lambda calls, **_: {name: Timing((seconds[name],)) for name in calls}
+    )
+
+    def contender(name, flops):
+        return Contender(name, lambda length: lambda: None, flops=lambda length: flops * length)
+
+    layer, yardsticks = contender("layer", 10.0), [contender("slow", 10.0), contender("fast", 8.0)]
+    figures = sweep("layers", "forward", [layer], plan(), Peaks(1.0, 1.0), [3], yardsticks)
+    assert [figure.name for figure in figures] == ["layer", "slow", "fast"]
+    # The fast one does 4 a second and token, the layer 2.5.
+    assert figures[0].share_of_matmul == 10.0 / 4.0 / (8.0 / 2.0)
