@@ -16,7 +16,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from latte.mixers.feeds import GATE_POWER, RGLRU, Feed, RGLRUState
 from latte.mixers.latte import LatteMixer, LatteMixerState
-from latte.mixers.layers import Linear, RMSNorm, nothing_but_forward
+from latte.mixers.layers import Linear, RMSNorm, nothing_but_forwards
 from latte.mixers.window import Window
 from latte.models.blocks import Block, SwiGLU
 from latte.ops import LatteState, ScanState, WindowState, native
@@ -44,7 +44,7 @@ class _Plan:
 
     def holds(self) -> bool:
         """Nothing was wrapped, replaced, moved, watched by a hook or set to drop since the plan was made."""
-        if not all(map(nothing_but_forward, self.modules)):
+        if not nothing_but_forwards(self.modules):
             return False
         if any(dropout.training and dropout.p for dropout in self.dropouts):
             return False

@@ -12,6 +12,7 @@
 LATTE_BEGIN
 
 constexpr double kEmpty = -1e30;
+constexpr int kStripe = 8;  // vectors of a row that stay in registers
 
 // y += s x
 template <class T>
@@ -20,6 +21,35 @@ LATTE_INLINE void add_scaled(T* y, const T* x, T s, int64_t n) {
         const int64_t k = min64(kWidth<T>, n - c);
         store_some(y + c, load_some(x + c, k, T(0)) * splat(s) + load_some(y + c, k, T(0)), k);
     }
+}
+
+template <int n>
+struct Count {
+    static constexpr int value = n;
+};
+
+// Cuts a row in stripes of vectors that stay in registers while body(first column, number of vectors, lanes) walks over rows.
+template <class T, class F>
+LATTE_INLINE void each_stripe(int64_t width, F body) {
+    constexpr int64_t W = kWidth<T>, wide = kStripe * W;
+    int64_t c = 0;
+    for (; c + wide <= width; c += wide) body(c, Count<kStripe>{}, W);
+    for (; c < width; c += W) body(c, Count<1>{}, min64(W, width - c));
+}
+
+// y += sum_i weight_i row_i
+template <class T>
+LATTE_INLINE void add_rows(T* y, const T* row, int64_t stride, const T* weight, int64_t rows, int64_t width) {
+    each_stripe<T>(width, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {
+        constexpr int n = decltype(vectors)::value, W = kWidth<T>;
+        Vec<T> sum[n];
+        for (int j = 0; j < n; ++j) sum[j] = load_some(y + c + j * W, lanes, T(0));
+        for (int64_t i = 0; i < rows; ++i) {
+            const Vec<T> w = splat(weight[i]);
+            for (int j = 0; j < n; ++j) sum[j] = load_some(row + i * stride + c + j * W, lanes, T(0)) * w + sum[j];
+        }
+        for (int j = 0; j < n; ++j) store_some(y + c + j * W, sum[j], lanes);
+    });
 }
 
 template <class T>
@@ -65,13 +95,13 @@ struct Row {
             total += sum_lanes<T>(e);
         }
         const T share = 1 / total;
-        const T* value = (const T*)g.ring_v0 + (b * g.R * g.G + group) * g.V;
+        for (int64_t i = 0; i < n; ++i) scores[i] *= share;
+        const T *value = (const T*)g.ring_v0 + (b * g.R * g.G + group) * g.V, *present = (const T*)g.v + b * g.vb + group * g.V;
         const T* sink_value = (const T*)g.sink_v0 + (b * g.N * g.G + group) * g.V;
         memset(y, 0, size_t(g.V) * sizeof(T));
-        n = 0;
-        for (int64_t i = 0; i < held; ++i) add_scaled(y, value + i * g.G * g.V, scores[n++] * share, g.V);
-        add_scaled(y, (const T*)g.v + b * g.vb + group * g.V, scores[n++] * share, g.V);
-        for (int64_t i = 0; i < sinks; ++i) add_scaled(y, sink_value + i * g.G * g.V, scores[n++] * share, g.V);
+        add_rows(y, value, g.G * g.V, scores, held, g.V);
+        add_rows(y, present, 0, scores + held, 1, g.V);
+        add_rows(y, sink_value, g.G * g.V, scores + held + 1, sinks, g.V);
         return top + T(::log(double(total)));
     }
 
@@ -92,25 +122,35 @@ struct Row {
         for (int64_t i = 0; i < slots; ++i) p[i] /= total;
     }
 
-    // Move the latents of a head on by one token and add what they say to y.
-    void read_latents(int64_t h, const T* p, T* y) const {
-        const int64_t at = (b * g.H + h) * g.M;
-        const T* v = (const T*)g.v + b * g.vb + h / (g.H / g.G) * g.V;
-        for (int64_t l = 0; l < g.M; ++l) {
-            const double before = fresh ? kEmpty : g.log_norm0[at + l], k = double(((const T*)g.k_latent)[b * g.klb + h * g.M + l]);
-            const double high = before > k ? before : k, after = high + ::log1p(::exp((before > k ? k : before) - high));
-            const Vec<T> share = splat(T(::exp(k - after))), weight = splat(p[l]);
+    // Move the latents of a head on by one token and add what they say to y; `shares` has room for each latent.
+    void read_latents(int64_t h, const T* p, T* shares, T* y) const {
+        const int64_t at = (b * g.H + h) * g.M, M = g.M, V = g.V;
+        const T *v = (const T*)g.v + b * g.vb + h / (g.H / g.G) * g.V, *k_latent = (const T*)g.k_latent + b * g.klb + h * g.M;
+        for (int64_t l = 0; l < M; ++l) {
+            const double before = fresh ? kEmpty : g.log_norm0[at + l], k = double(k_latent[l]), high = before > k ? before : k;
+            const double after = high + ::log1p(::exp((before > k ? k : before) - high));
+            shares[l] = T(::exp(k - after));
             g.log_norm1[at + l] = after;
-            const T* from = (const T*)g.mean0 + (at + l) * g.V;
-            T* to = (T*)g.mean1 + (at + l) * g.V;
-            for (int64_t c = 0; c < g.V; c += kWidth<T>) {
-                const int64_t n = min64(kWidth<T>, g.V - c);
-                const Vec<T> old = fresh ? Vec<T>{} : load_some(from + c, n, T(0));
-                const Vec<T> now = old + share * (load_some(v + c, n, T(0)) - old);
-                store_some(to + c, now, n);
-                store_some(y + c, weight * now + load_some(y + c, n, T(0)), n);
-            }
         }
+        const T* from = (const T*)g.mean0 + at * V;
+        T* to = (T*)g.mean1 + at * V;
+        const bool forgets = fresh;
+        each_stripe<T>(V, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {
+            constexpr int n = decltype(vectors)::value, W = kWidth<T>;
+            Vec<T> sum[n];
+            for (int j = 0; j < n; ++j) sum[j] = load_some(y + c + j * W, lanes, T(0));
+            for (int64_t l = 0; l < M; ++l) {
+                const Vec<T> share = splat(shares[l]), weight = splat(p[l]);
+                for (int j = 0; j < n; ++j) {
+                    const int64_t i = c + j * W;
+                    const Vec<T> old = forgets ? Vec<T>{} : load_some(from + l * V + i, lanes, T(0));
+                    const Vec<T> now = old + share * (load_some(v + i, lanes, T(0)) - old);
+                    store_some(to + l * V + i, now, lanes);
+                    sum[j] = weight * now + sum[j];
+                }
+            }
+            for (int j = 0; j < n; ++j) store_some(y + c + j * W, sum[j], lanes);
+        });
     }
 
     // Padding changes nothing but, with a reset, forgets.
@@ -126,8 +166,7 @@ struct Row {
 
     // `slots` rows of one group, `place` of them replaced by `now` (none if negative).
     static void copy_ring(T* to, const T* from, const T* now, int64_t place, int64_t slots, int64_t stride, int64_t width) {
-        for (int64_t i = 0; i < slots; ++i)
-            memcpy(to + i * stride, i == place ? now : from + i * stride, size_t(width) * sizeof(T));
+        for (int64_t i = 0; i < slots; ++i) copy_past_cache(to + i * stride, i == place ? now : from + i * stride, width);
     }
 };
 
@@ -137,12 +176,13 @@ class Mixing {
   public:
     explicit Mixing(const Decode& g)
         : g_(g),
-          mem_(4 * room(g.K / 2, 8) + room(slots(), sizeof(T)) + room(g.R + g.N + 1, sizeof(T)) + 3 * room(g.K, sizeof(T)) + room(g.V, sizeof(T))),
+          mem_(4 * room(g.K / 2, 8) + 2 * room(slots(), sizeof(T)) + room(g.R + g.N + 1, sizeof(T)) + 3 * room(g.K, sizeof(T)) + room(g.V, sizeof(T))),
           near_(mem_.take<double>(g.K / 2)),
           near_s_(mem_.take<double>(g.K / 2)),
           far_(mem_.take<double>(g.K / 2)),
           far_s_(mem_.take<double>(g.K / 2)),
           p_(mem_.take<T>(slots())),
+          shares_(mem_.take<T>(slots())),
           scores_(mem_.take<T>(g.R + g.N + 1)),
           q_(mem_.take<T>(g.K)),
           sunk_(mem_.take<T>(g.K)),
@@ -174,7 +214,7 @@ class Mixing {
             }
             row.weigh(h, p_, said);
             if (g_.windowed) add_scaled(y, seen_, p_[0], g_.V);
-            row.read_latents(h, p_ + (g_.windowed ? 1 : 0), y);
+            row.read_latents(h, p_ + (g_.windowed ? 1 : 0), shares_, y);
         }
         if (g_.windowed) keep_window(b, group, count, real);
     }
@@ -205,13 +245,14 @@ class Mixing {
         Row<T>::copy_ring((T*)g_.ring_v1 + ring * g_.V, (const T*)g_.ring_v0 + ring * g_.V, value, place, g_.R, value_step, g_.V);
         Row<T>::copy_ring((T*)g_.sink_k1 + sinks * g_.K, (const T*)g_.sink_k0 + sinks * g_.K, key_, sink, g_.N, key_step, g_.K);
         Row<T>::copy_ring((T*)g_.sink_v1 + sinks * g_.V, (const T*)g_.sink_v0 + sinks * g_.V, value, sink, g_.N, value_step, g_.V);
+        settle_past_cache();
         if (group == 0) g_.count1[b] = count + (real ? 1 : 0);
     }
 
     const Decode& g_;
     Scratch mem_;
     double *near_, *near_s_, *far_, *far_s_;  // cosines and sines of the token's place, and of where sinks are looked at from
-    T *p_, *scores_, *q_, *sunk_, *key_, *seen_;
+    T *p_, *shares_, *scores_, *q_, *sunk_, *key_, *seen_;
     int64_t turned_ = -1;  // the row that the angles are of
 };
 

@@ -33,7 +33,10 @@ class Rows {
     explicit Rows(const Products& g) : g_(g) {
         for (int64_t i = 0; i < g.count; ++i) first_[i + 1] = first_[i] + (g.part[i].rows + kAtOnce - 1) / kAtOnce;
         blocks_ = g.gated ? first_[1] : first_[g.count];
-        size_ = max64(1, kPiece / (g.K * kAtOnce * int64_t(sizeof(T)) * (g.gated ? 2 : 1)));
+        // As many pieces for each thread: one left over would keep the others waiting.
+        const int64_t bytes = blocks_ * g.K * kAtOnce * int64_t(sizeof(T)) * (g.gated ? 2 : 1), turn = g.threads * kPiece;
+        const int64_t pieces = g.threads * ((bytes + turn - 1) / turn);
+        size_ = max64(1, (blocks_ + pieces - 1) / max64(1, pieces));
     }
     double work() const { return double(g_.B * g_.K * kAtOnce) * double(first_[g_.count]); }
     int64_t pieces() const { return (blocks_ + size_ - 1) / size_; }
@@ -60,7 +63,7 @@ class Rows {
     }
 
   private:
-    static constexpr int64_t kPiece = 65536;  // bytes: a few microseconds of reading
+    static constexpr int64_t kPiece = 262144;  // bytes: long enough to be read as one stream, some fifteen microseconds
     const Products& g_;
     int64_t first_[kMatrices + 1] = {0}, blocks_, size_;  // blocks of kAtOnce rows before each matrix, in all, and in a piece
 };

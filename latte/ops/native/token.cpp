@@ -63,7 +63,7 @@ class Walk {
     // x times each of the matrices that are there.
     Products of(const T* x, int64_t K, Products::Part one, Products::Part two = {}, Products::Part three = {}) const {
         const int64_t count = three.w ? 3 : two.w ? 2 : 1;
-        return {g_.is_double, 1, g_.B, K, count, 0, 0, x, K, {one, two, three, {}}};
+        return {g_.is_double, g_.threads, g_.B, K, count, 0, 0, x, K, {one, two, three, {}}};
     }
     static Products gated(Products p) { return p.gated = 1, p; }
     static Products added(Products p) { return p.added = 1, p; }
@@ -90,7 +90,8 @@ class Walk {
                        at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed, w.log_norm0, w.mean0, w.ring_k0, w.ring_v0,
                        w.sink_k0, w.sink_v0, w.count0, w.log_norm1, w.mean1, w.ring_k1, w.ring_v1, w.sink_k1, w.sink_v1, w.count1,
                        nullptr, nullptr};
-        run_.stage(g_.B * g_.G, [&](int64_t unit) { Mixing<T>{d}(unit); });
+        Mixing<T> mixing(d);  // each thread its own, which keeps the angles of a place from head to head
+        run_.stage(g_.B * g_.G, [&](int64_t unit) { mixing(unit); });
     }
 
     const Token& g_;

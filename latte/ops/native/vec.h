@@ -94,6 +94,24 @@ LATTE_INLINE void store_some(T* p, Vec<T> v, int64_t n) {
     for (int64_t i = 0; i < n; ++i) p[i] = tmp[i];
 }
 
+// Copies a row that nobody reads soon: straight to memory where it can be, without reading first what it overwrites. Whoever
+// hands the copy to another thread calls settle_past_cache() before.
+template <class T>
+LATTE_INLINE void copy_past_cache(T* to, const T* from, int64_t n) {
+    int64_t c = 0;
+#if defined(__AVX__)
+    if (((uintptr_t)to & 31) == 0)
+        for (; c + int64_t(32 / sizeof(T)) <= n; c += int64_t(32 / sizeof(T)))
+            _mm256_stream_si256((__m256i*)(to + c), _mm256_loadu_si256((const __m256i*)(from + c)));
+#endif
+    if (c < n) memcpy(to + c, from + c, size_t(n - c) * sizeof(T));
+}
+LATTE_INLINE void settle_past_cache() {
+#if defined(__AVX__)
+    _mm_sfence();
+#endif
+}
+
 template <class M>
 LATTE_INLINE bool any(M mask) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
