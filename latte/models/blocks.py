@@ -31,8 +31,8 @@ class PlainMLP(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) . up(x)), without biases."""
 
-    #: Tokens worked on at a time where no gradient is wanted: the wide activations of a long row stay small.
-    TOKENS_AT_ONCE = 2048
+    #: Tokens worked on at a time where no gradient is wanted: the wide activations of a long row stay in the cache.
+    TOKENS_AT_ONCE = 512
 
     def __init__(self, config: LatteConfig) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Block(GradientCheckpointingLayer):
 
     #: Tokens read at a time where no gradient is wanted, if the state says all of those before: what passes between
     #: the operations of a long row would otherwise be written to memory and read again, gigabytes of it.
-    TOKENS_AT_ONCE = 4096
+    TOKENS_AT_ONCE = 2048
 
     def __init__(self, config: LatteConfig, layer: int) -> None:
         super().__init__()
