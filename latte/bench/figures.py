@@ -52,11 +52,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a run may take: repeats, seconds of one call, and the share of free memory one call may need."""
+    """How long a run may take: repeats, seconds for those of one call (``at_least`` so many are made all the same),
+    seconds of the longest call, and the share of free memory one call may need."""
 
     lengths: Sequence[int]
     repeats: int = 5
     budget: float = 2.0
+    at_least: int = 0
     longest: float = 12.0
     memory_share: float = 0.5
     threads: int = 1
@@ -90,7 +92,7 @@ def sweep(
                 calls[contender.name] = contender.prepare(length)
             except (Skipped, ImportError, RuntimeError) as error:
                 reasons[contender.name] = str(error).splitlines()[0]
-        timings = interleave(calls, repeats=plan.repeats, budget=plan.budget)
+        timings = interleave(calls, repeats=plan.repeats, budget=plan.budget, at_least=plan.at_least)
         calls.clear()
         gc.collect()
         here = _peaks_of(yardsticks, timings, length, peaks)

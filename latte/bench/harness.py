@@ -45,14 +45,15 @@ def interleave(
     *,
     repeats: int = 5,
     budget: float = 2.0,
+    at_least: int = 0,
     clock: Callable[[], float] = time.perf_counter,
     pause: Callable[[], object] = lambda: time.sleep(0.005),
 ) -> dict[str, Timing | Skipped]:
     """Time every call ``repeats`` times, in turns, after one turn of warm-up; a failing call gives its reason.
 
-    A call whose times add up to more than ``budget`` seconds is not repeated further; one whose warm-up alone takes
-    longer than that is measured by its warm-up. ``pause`` comes before each call, so that threads still waiting for
-    work of the call before go to sleep first.
+    A call whose times add up to more than ``budget`` seconds is not repeated further, once it was timed ``at_least`` so
+    often; one whose warm-up alone takes longer than that is measured by its warm-up. ``pause`` comes before each call,
+    so that threads still waiting for work of the call before go to sleep first.
     """
     spent = dict.fromkeys(calls, 0.0)
     warm_ups: dict[str, float] = {}
@@ -61,7 +62,7 @@ def interleave(
     with _without_collector():
         for turn in range(repeats + 1):
             for name, call in calls.items():
-                if name in failed or spent[name] > budget:
+                if name in failed or (spent[name] > budget and turn > at_least):
                     continue
                 pause()
                 start = clock()

@@ -51,6 +51,12 @@ def test_a_slow_call_is_repeated_less_and_a_very_slow_one_is_measured_by_its_war
     assert len(timings["fast"].seconds) == 5
 
 
+def test_a_slow_call_can_be_timed_some_turns_at_least():
+    world = World()
+    timings = world.interleave({"slow": world.call("slow", 9.0, 7.0, 8.0)}, repeats=5, budget=1.0, at_least=2)
+    assert timings["slow"].seconds == (7.0, 8.0)
+
+
 def test_seconds_from_another_process_count_instead_of_the_clock():
     world = World()
     assert world.interleave({"there": lambda: Seconds(0.25)}, repeats=2)["there"] == Timing((0.25, 0.25))
