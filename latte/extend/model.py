@@ -14,6 +14,7 @@ from latte.extend.families import family_of
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, Reading, extend_layer
 from latte.mixers import Mixer
 from latte.mixers.feeds import Feed
+from latte.mixers.layers import PretrainedLinear
 from latte.mixers.rotary import Rotary
 from latte.models.cache import LatteCache
 from latte.models.decoder import padding_mask
@@ -41,6 +42,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
             layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
             if base is not None:
                 self._fill(layer.self_attn.mixer)
+        PretrainedLinear.take_over(self.base)
         if base is None:
             self.post_init()
         else:

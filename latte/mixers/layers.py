@@ -61,12 +61,39 @@ def nothing_but_forward(module: nn.Module) -> bool:
 
 def project_token(x_B1D: Tensor, layer: nn.Linear) -> Tensor:
     """``layer(x)`` for a large layer; for one token of a few rows without gradients, at the speed of memory."""
-    if x_B1D.shape[1] != 1 or x_B1D.shape[0] > native.FEW_ROWS or type(layer) is not nn.Linear:
+    if type(layer) is not nn.Linear or layer.bias is not None or not nothing_but_forward(layer):
         return layer(x_B1D)
-    weight, traced = layer.weight, torch.compiler.is_compiling() or torch.is_grad_enabled()
-    plain = layer.bias is None and weight.dtype == x_B1D.dtype and weight.is_contiguous() and nothing_but_forward(layer)
-    if traced or not plain or torch.is_autocast_enabled("cpu") or choose_backend("products", None, x_B1D) != "native":
-        return layer(x_B1D)
+    y_B1D = _token_product(x_B1D, layer.weight)
+    return layer(x_B1D) if y_B1D is None else y_B1D
+
+
+class PretrainedLinear(nn.Linear):
+    """A projection of a pretrained model; for one token of a few rows without gradients, at the speed of memory."""
+
+    LARGE = 1 << 18  # numbers: below, calling the kernel takes as long as it saves
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = _token_product(x, self.weight) if x.dim() == 3 and self.weight.numel() >= self.LARGE else None
+        if y is None:
+            return super().forward(x)
+        return y if self.bias is None else y + self.bias
+
+    @classmethod
+    def take_over(cls, module: nn.Module) -> None:
+        """Make plain projections inside a module such ones: the same weights under the same names."""
+        for part in module.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = cls
+
+
+def _token_product(x_B1D: Tensor, weight: Tensor) -> Tensor | None:
+    """x times the weight's transpose by the kernel for few rows; None where it does not serve."""
+    if x_B1D.shape[1] != 1 or x_B1D.shape[0] > native.FEW_ROWS or not weight.is_contiguous():
+        return None
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    if weight.dtype != x_B1D.dtype or choose_backend("products", None, x_B1D) != "native":
+        return None
     return native.products(x_B1D[:, 0], [weight], torch.get_num_threads())[0][:, None]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from latte.mixers import MixerConfig, build
-from latte.mixers.layers import RMSNorm
+from latte.mixers.layers import PretrainedLinear, RMSNorm
 from latte.mixers.rotary import rotate, rotate_from_start
 from latte.models import preset
 from latte.models.blocks import Block, SwiGLU
-from latte.ops import window_attention
+from latte.ops import native, window_attention
 from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from tests.ops.helpers import assert_close
 
@@ -80,3 +81,27 @@ def test_a_long_row_passes_the_mlp_in_parts(monkeypatch):
     with torch.no_grad():
         assert_close(block.mlp(x), whole)
         assert block.mlp(x[0]).shape == (11, 128)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.describe())
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_pretrained_projection_keeps_its_results_whatever_serves(bias, monkeypatch):
+    monkeypatch.setattr(PretrainedLinear, "LARGE", 1)
+    calls, products = [], native.products
+    monkeypatch.setattr(native, "products", lambda *given: calls.append(given[0].shape) or products(*given))
+    layer = nn.Sequential(nn.Linear(12, 7, bias=bias))
+    names = set(layer.state_dict())
+    inputs = [torch.randn(shape) for shape in ((1, 1, 12), (4, 1, 12), (5, 1, 12), (2, 3, 12), (3, 12))]
+    wanted = [layer(x) for x in inputs]
+    PretrainedLinear.take_over(layer)
+    assert isinstance(layer[0], PretrainedLinear)
+    assert set(layer.state_dict()) == names
+    for x, y in zip(inputs, wanted, strict=True):
+        assert_close(layer(x), y)
+        with torch.no_grad():
+            assert_close(layer(x), y)
+    assert calls == [(1, 12), (4, 12)]
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    with torch.no_grad():
+        assert_close(layer(inputs[0]), wanted[0])
+    assert len(calls) == 2
