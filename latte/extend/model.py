@@ -12,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from latte.extend.config import LatteExtendedConfig
 from latte.extend.families import family_of
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, Reading, extend_layer
+from latte.extend.step import ExtendedPlanMaker
 from latte.mixers import Mixer
 from latte.mixers.feeds import Feed
 from latte.mixers.layers import PretrainedLinear
@@ -19,6 +20,7 @@ from latte.mixers.rotary import Rotary
 from latte.models.cache import LatteCache
 from latte.models.decoder import padding_mask
 from latte.models.loss import next_token_loss
+from latte.models.step import TokenStep
 from latte.shapes import Axes
 
 
@@ -37,6 +39,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         inner = config.original_config()
         self.family = family_of(inner)
+        self._step = TokenStep(ExtendedPlanMaker)
         self.base = AutoModelForCausalLM.from_config(inner) if base is None else base
         for index, layer in enumerate(self.base.model.layers):
             layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
@@ -109,7 +112,9 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = past_key_values is not None or (
                 labels is None and not self.training and bool(self.config.use_cache)
             )
-        cache = (past_key_values or LatteCache()) if use_cache else past_key_values
+        cache = (
+            LatteCache() if use_cache and past_key_values is None else past_key_values
+        )  # an empty one counts as false
         hidden_BTD, _ = self.read(input_ids, attention_mask, reset, cache, inputs_embeds)
         loss = None
         if labels is not None:
@@ -154,11 +159,19 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
         reading = Reading(mask, reset, before, mode=cast(Any, mode), share=share)
         self._tell_rotary()
-        for layer in body.layers:
-            x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
+        stepped = None
+        if before is not None and mask is None and reset is None and mode == "extended":
+            stepped = self._step(body.layers, body.norm, x_BTD, before)
+        if stepped is not None:
+            hidden_BTD, states = stepped
+            reading.after.update(enumerate(states))
+        else:
+            for layer in body.layers:
+                x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
+            hidden_BTD = body.norm(x_BTD)
         if cache is not None:
             cache.advance(tuple(reading.after[index] for index in range(len(body.layers))), x_BTD, mask, reset)
-        return body.norm(x_BTD), reading
+        return hidden_BTD, reading
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.finish_logits(self.get_output_embeddings()(hidden))

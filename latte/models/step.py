@@ -8,23 +8,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from latte.mixers.feeds import GATE_POWER, RGLRU, Feed, RGLRUState
+from latte.mixers.feeds import GATE_POWER, RGLRU, ConvFeed, Feed, RGLRUState
 from latte.mixers.latte import LatteMixer, LatteMixerState
 from latte.mixers.layers import Linear, RMSNorm, nothing_but_forwards
 from latte.mixers.window import Window
 from latte.models.blocks import Block, SwiGLU
-from latte.ops import LatteState, ScanState, WindowState, native
+from latte.ops import ConvState, LatteState, ScanState, WindowState, native
 from latte.ops.backends import choose_backend
 from latte.state import State, require_state
 
 
-class _Unfit(Exception):  # noqa: N818  (an outcome, not an error)
+class Unfit(Exception):  # noqa: N818  (an outcome, not an error)
     """The model holds something that the kernel does not know."""
 
 
@@ -59,13 +59,15 @@ class _Plan:
 class TokenStep:
     """The blocks and the last norm of a model, for inputs of one token a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, maker: type[PlanMaker] | None = None) -> None:
+        self._maker = maker or PlanMaker
         self._plan: _Plan | None = None
         self._made: list[weakref.ref[State]] = []  # the last states that came from here: they need no check
         self._batch = 0  # rows of these
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_made": [], "_batch": 0}  # a copy has weights of its own
+        # A copy has weights of its own.
+        return {"_maker": self._maker, "_plan": None, "_made": [], "_batch": 0}
 
     def __call__(
         self, blocks: nn.ModuleList, norm: nn.Module, x_B1D: Tensor, states: tuple[State, ...]
@@ -82,7 +84,7 @@ class TokenStep:
             return None
         if not self._made_here(states, x_B1D.shape[0]):
             for block, state in zip(blocks, states, strict=True):
-                expected = cast(LatteMixer, block.mixer).expected_state(x_B1D)
+                expected = self._maker.mixer_of(block).expected_state(x_B1D)
                 require_state("mixer 'latte'", state, expected)
             states = tuple(state.map(Tensor.contiguous) for state in states)
         before = [_tensors(state) for state in states]
@@ -99,8 +101,8 @@ class TokenStep:
             return plan
         self._made = []
         try:
-            self._plan = _Maker(dtype).plan(blocks, norm)
-        except _Unfit:
+            self._plan = self._maker(dtype).plan(blocks, norm)
+        except Unfit:
             self._plan = None
         return self._plan if self._plan is not None and self._plan.holds() else None
 
@@ -122,7 +124,11 @@ def _serves(x_B1D: Tensor) -> bool:
 def _tensors(state: Any) -> native.LayerState:
     """A layer's state in the kernel's order."""
     feed, latents, window = state.feed, state.latents, state.window
-    fed = (feed.scan.h_BD, feed.count_B) if isinstance(feed, RGLRUState) else (None, None)
+    fed: native.LayerState = (None, None)
+    if isinstance(feed, RGLRUState):
+        fed = (feed.scan.h_BD, feed.count_B)
+    elif isinstance(feed, ConvState):
+        fed = (feed.tail_BKD, None)
     near: native.LayerState = (None,) * 5
     if window is not None:
         near = (window.keys_BRGK, window.values_BRGV, window.sink_keys_BNGK, window.sink_values_BNGV, window.count_B)
@@ -130,14 +136,17 @@ def _tensors(state: Any) -> native.LayerState:
 
 
 def _state(tensors: Any) -> State:
-    h_BD, fed_B, log_norm_BHM, mean_BHMV, *near = tensors
-    feed = None if h_BD is None else RGLRUState(ScanState(h_BD), fed_B)
+    fed, count_B, log_norm_BHM, mean_BHMV, *near = tensors
+    feed = None if fed is None else ConvState(fed) if count_B is None else RGLRUState(ScanState(fed), count_B)
     window = None if near[0] is None else WindowState(*near)
     return LatteMixerState(feed, LatteState(log_norm_BHM, mean_BHMV), window)
 
 
-class _Maker:
-    """Walks over a model and notes all that the kernel relies on."""
+class PlanMaker:
+    """Walks over a model of our own blocks and notes all that the kernel relies on."""
+
+    #: What a projection may be: classes whose call is nothing but the product with their weight.
+    PRODUCTS: tuple[type, ...] = (Linear, nn.Linear)
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -147,85 +156,118 @@ class _Maker:
         self.weights: list[tuple[dict[str, Any], str, Tensor, int]] = []
         self.sizes: set[native.Sizes] = set()
 
+    @staticmethod
+    def mixer_of(block: Any) -> LatteMixer:
+        return block.mixer
+
     def plan(self, blocks: nn.ModuleList, norm: nn.Module) -> _Plan:
-        """Raises _Unfit."""
-        fields = [self.layer(self.child(blocks, str(index), Block)) for index in range(len(blocks))]
-        if type(norm) is not RMSNorm or {size.eps for size in self.sizes} != {norm.eps} or len(self.sizes) != 1:
-            raise _Unfit
+        """Raises Unfit."""
+        fields = [self.layer(self.child(blocks, str(index))) for index in range(len(blocks))]
+        if len(self.sizes) != 1:
+            raise Unfit
         (sizes,) = self.sizes
+        if self.eps(norm) != sizes.eps:
+            raise Unfit
         self.modules.append(norm)
         weight = self.weight(norm, "weight", sizes.width)
         families = [(parent._modules, list(parent._modules.values())) for parent in self.parents]
         return _Plan(blocks, norm, sizes, weight, fields, self.modules, self.dropouts, families, self.weights)
 
-    def layer(self, block: Block) -> tuple[int, ...]:
-        mixer: LatteMixer = self.child(block, "mixer", LatteMixer)
-        config, options, mlp = mixer.config, mixer.options, self.child(block, "mlp", SwiGLU)
+    def layer(self, block: nn.Module) -> tuple[int, ...]:
+        """The fields of one block; raises Unfit."""
+        if type(block) is not Block:
+            raise Unfit
+        mixer = self.child(block, "mixer", LatteMixer)
+        window = None if mixer.window is None else self.child(mixer, "window", Window)
         self.dropouts.append(self.child(block, "dropout", nn.Dropout))
-        if config.bidirectional or options.coupled:
-            raise _Unfit
+        norms = [self.child(block, name, RMSNorm) for name in ("mixer_norm", "mlp_norm")]
+        return self.fields(mixer, mixer, window, norms, self.child(block, "mlp", SwiGLU))
+
+    def fields(
+        self, mixer: LatteMixer, home: nn.Module, window: nn.Module | None, norms: list[Any], mlp: Any
+    ) -> tuple[int, ...]:
+        """Of a layer whose values and output are projected in ``home``, queries and keys in ``window``."""
+        config, options = mixer.config, mixer.options
+        if config.bidirectional:
+            raise Unfit
         D, H, G, V = config.hidden_size, config.num_heads, config.kv_heads, config.width
-        inside, M = mlp.gate_proj.weight.shape[0], mixer.latents_per_head
-        mixer_norm, mlp_norm = (self.child(block, name, RMSNorm) for name in ("mixer_norm", "mlp_norm"))
-        norms = [mixer_norm, mlp_norm]
-        q = k = gate_weight = gate_bias = decay = feed_norm = slot_bias = None
-        feed = self.child(mixer, "feed", Feed, RGLRU)
+        inside, M = self.child(mlp, "gate_proj", *self.PRODUCTS).out_features, mixer.latents_per_head
+        first_norm, second_norm = (self.weight(norm, "weight", D) for norm in norms)
+        q = k = gate_weight = gate_bias = decay = conv = feed_norm = slot_bias = None
+        feed = self.child(mixer, "feed", Feed, ConvFeed, RGLRU)
         if type(feed) is RGLRU:
             gate_weight = self.weight(feed, "gate_weight", 2, H, D // H, D // H)
             gate_bias = self.weight(feed, "gate_bias", 2, H, D // H)
             decay = self.weight(feed, "decay", D)
+        elif type(feed) is ConvFeed:
+            conv = self.weight(feed, "weight", D, feed.size)
         if mixer.feed_norm is not None:
-            norms.append(self.child(mixer, "feed_norm", RMSNorm))
+            norms = [*norms, self.child(mixer, "feed_norm", RMSNorm)]
             feed_norm = self.weight(norms[-1], "weight", D)
-        if mixer.window is not None:
-            window = self.child(mixer, "window", Window)
+        if window is not None:
             q, k = self.matrix(window, "q_proj", H * V, D), self.matrix(window, "k_proj", G * V, D)
             slot_bias = None if mixer.slot0_bias is None else self.weight(mixer, "slot0_bias", H)
-        eps = {norm.eps for norm in norms}
+        eps = {self.eps(norm) for norm in norms}
         if len(eps) != 1:
-            raise _Unfit
+            raise Unfit
         self.sizes.add(native.Sizes(D, H, G, V, inside, eps.pop()))
         weights = native.LayerWeights(
-            mixer_norm=self.weight(mixer_norm, "weight", D),
-            v=self.matrix(mixer, "v_proj", G * V, D),
+            mixer_norm=first_norm,
+            v=self.matrix(home, "v_proj", G * V, D),
             q=q,
             k=k,
             gate_weight=gate_weight,
             gate_bias=gate_bias,
             decay=decay,
+            conv=conv,
             feed_norm=feed_norm,
             latent_q=self.matrix(mixer, "latent_q_proj", H * mixer.slots, D),
             latent_k=self.matrix(mixer, "latent_k_proj", H * M, D),
             slot_bias=slot_bias,
-            o=self.matrix(mixer, "o_proj", D, H * V),
-            mlp_norm=self.weight(mlp_norm, "weight", D),
+            o=self.matrix(home, "o_proj", D, H * V),
+            mlp_norm=second_norm,
             gate=self.matrix(mlp, "gate_proj", inside, D),
             up=self.matrix(mlp, "up_proj", inside, D),
             down=self.matrix(mlp, "down_proj", D, inside),
         )
-        frequencies = mixer.window.rotary.frequencies if mixer.window is not None and options.rope else None
-        sinks = 0 if options.window is None else options.sinks
-        return native.layer_fields(weights, M, options.window, sinks, options.softcap, frequencies, GATE_POWER)
+        return native.layer_fields(weights, _options(mixer, options.coupled))
+
+    def eps(self, norm: nn.Module) -> float:
+        if type(norm) is not RMSNorm:
+            raise Unfit
+        return norm.eps
 
     def child(self, parent: nn.Module, name: str, *kinds: type) -> Any:
         module = parent._modules.get(name)
-        if module is None or type(module) not in kinds:
-            raise _Unfit
+        if module is None or (kinds and type(module) not in kinds):
+            raise Unfit
         self.modules.append(module)
         self.parents[parent] = None
         return module
 
     def matrix(self, parent: nn.Module, name: str, *shape: int) -> Tensor:
-        layer = self.child(parent, name, Linear, nn.Linear)
+        layer = self.child(parent, name, *self.PRODUCTS)
         if layer.bias is not None:
-            raise _Unfit
+            raise Unfit
         return self.weight(layer, "weight", *shape)
 
     def weight(self, module: nn.Module, name: str, *shape: int) -> Tensor:
         weight = module._parameters.get(name)
         if type(weight) is not nn.Parameter or weight.shape != shape or weight.device.type != "cpu":
-            raise _Unfit
+            raise Unfit
         if weight.dtype != self.dtype or not weight.is_contiguous():
-            raise _Unfit
+            raise Unfit
         self.weights.append((module._parameters, name, weight, weight.data_ptr()))
         return weight
+
+
+def _options(mixer: LatteMixer, coupled: bool) -> native.LayerOptions:
+    M, window = mixer.latents_per_head, mixer.window
+    if window is None:
+        return native.LayerOptions(M, None, 0, False, None, GATE_POWER, None, 1.0)
+    scale = mixer.config.width**-0.5 if window.scale is None else window.scale
+    known = native.LayerOptions(M, window.size, window.sinks, coupled, window.softcap, GATE_POWER, None, scale)
+    if not window.rope:
+        return known
+    turning = window.rotary
+    return known._replace(frequencies=turning.frequencies, stretch=turning.stretch, exact_from=turning.rounded_below)

@@ -24,6 +24,9 @@ class Family:
 
     #: ``config.model_type`` of the models that this describes.
     model_types: tuple[str, ...] = ()
+    #: A layer is x + attention(norm(x)), then x + mlp(norm(x)) with a gated MLP, and queries and keys are nothing but
+    #: projections: one native call may then stand for all layers when the model writes token by token.
+    like_llama = False
 
     def refusal(self, config: Any) -> str | None:
         """Why a model of this family can't be converted; None if it can."""

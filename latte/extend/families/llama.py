@@ -6,3 +6,4 @@ from latte.extend.families.base import Family, register
 @register
 class Llama(Family):
     model_types = ("llama",)
+    like_llama = True

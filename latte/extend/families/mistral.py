@@ -6,3 +6,4 @@ from latte.extend.families.base import Family, register
 @register
 class Mistral(Family):
     model_types = ("mistral",)
+    like_llama = True

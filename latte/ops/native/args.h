@@ -194,12 +194,13 @@ struct Decode {
 
 // A layer of the model with its state before and after the token; what a layer does not have is null.
 struct Layer {
-    int64_t M, R, N, windowed;
-    double softcap, power;
+    int64_t M, R, N, windowed, coupled, exact_from, taps;  // as in Decode; taps of the convolution
+    double softcap, power, scale, stretch;
     const void *mixer_norm, *v, *q, *k;
-    const void *gate_weight, *gate_bias, *decay;  // of the RG-LRU that feeds the latents; null: x itself does
+    // What feeds the latents: an RG-LRU, a convolution (D, taps) with the present token's tap last, or where both are null x itself.
+    const void *gate_weight, *gate_bias, *decay, *conv;
     const void *feed_norm, *latent_q, *latent_k, *slot_bias, *speeds, *o, *mlp_norm, *gate, *up, *down;
-    const void* h0;
+    const void* h0;  // (B, D) of the recurrence, or the convolution's last inputs (B, taps - 1, D)
     const int64_t* fed0;
     const double* log_norm0;
     const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;

@@ -234,11 +234,12 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         auto any = [&](int64_t n) { return p.random(n, -1, 1); };
                         const double* speeds = extra ? nullptr : p.template random<double>(width, 0, 1);
                         std::vector<latte::Layer> layers;
-                        // With a window and a recurrence, and with neither.
+                        // With a window and a recurrence, and with a convolution alone.
                         for (int64_t windowed : {1, 0}) {
                             const int64_t R = windowed ? 5 : 0, slots = M + windowed, n = windowed ? N : 0;
                             latte::Layer w{};
                             w.M = M, w.R = R, w.N = n, w.windowed = windowed, w.softcap = extra ? 3.0 : 0.0, w.power = 8.0;
+                            w.coupled = windowed && extra, w.exact_from = extra ? 4 : 0, w.scale = 0.5, w.stretch = extra ? 1.2 : 1.0;
                             w.mixer_norm = any(D), w.mlp_norm = any(D), w.feed_norm = extra ? any(D) : nullptr, w.v = any(G * K * D);
                             w.latent_q = any(H * slots * D), w.latent_k = any(H * M * D), w.o = any(D * H * K);
                             w.gate = any(I * D), w.up = any(I * D), w.down = any(D * I);
@@ -253,6 +254,9 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                 w.ring_k1 = p.output(B * R * G * K), w.ring_v1 = p.output(B * R * G * K);
                                 w.sink_k1 = p.output(B * n * G * K), w.sink_v1 = p.output(B * n * G * K);
                                 w.count0 = p.template random<int64_t>(B, 0, 9), w.count1 = p.template output<int64_t>(B);
+                            } else {
+                                w.taps = extra ? 3 : 1, w.conv = any(D * w.taps);
+                                w.h0 = any(B * (w.taps - 1) * D), w.h1 = p.output(B * (w.taps - 1) * D);
                             }
                             layers.push_back(w);
                         }

@@ -41,7 +41,7 @@ class Walk {
     void layer(const Layer& w) {
         norm(at_.normed, at_.x, w.mixer_norm);
         read(w);
-        const T* fed = w.gate_weight ? at_.fed : at_.normed;
+        const T* fed = w.gate_weight || w.conv ? at_.fed : at_.normed;
         if (w.feed_norm) norm(at_.fed, fed, w.feed_norm), fed = at_.fed;
         const int64_t slots = w.M + w.windowed;
         product(of(fed, g_.D, {w.latent_q, g_.H * slots, at_.slots}, {w.latent_k, g_.H * w.M, at_.k_latent}));
@@ -73,20 +73,38 @@ class Walk {
         run_.stage(rows.pieces(), rows);
     }
 
-    // What comes of x directly: values, the window's queries and keys, and the recurrence.
+    // What comes of x directly: values, the window's queries and keys, and the recurrence or the convolution.
     void read(const Layer& w) {
-        const int64_t heads = g_.H * g_.V, groups = g_.G * g_.V, units = w.gate_weight ? g_.B * g_.H : 0;
+        const int64_t heads = g_.H * g_.V, groups = g_.G * g_.V, units = w.gate_weight ? g_.B * g_.H : w.conv ? g_.B : 0;
         const Products p = of(at_.normed, g_.D, {w.v, groups, at_.v}, {w.q, heads, at_.q}, {w.k, groups, at_.k});
         const Rows<T> rows(p);
         const RglruStep r{g_.is_double, 1, g_.B, g_.H, g_.D / g_.H, w.power, at_.normed, g_.D, w.gate_weight, w.gate_bias, w.decay,
                           w.h0, at_.fed, w.h1, w.fed0, w.fed1, nullptr, nullptr};
-        run_.stage(units + rows.pieces(), [&](int64_t piece) { piece < units ? rglru_unit<T>(r, piece) : rows(piece - units); });
+        run_.stage(units + rows.pieces(), [&](int64_t piece) {
+            if (piece >= units) return rows(piece - units);
+            w.gate_weight ? rglru_unit<T>(r, piece) : convolve(w, piece);
+        });
+    }
+
+    // The convolution of one row, and its last inputs moved on by one.
+    void convolve(const Layer& w, int64_t b) const {
+        const int64_t D = g_.D, n = w.taps, kept = (n - 1) * D;
+        const T *x = at_.normed + b * D, *tap = (const T*)w.conv, *before = (const T*)w.h0 + b * kept;
+        T *y = at_.fed + b * D, *after = (T*)w.h1 + b * kept;
+        for (int64_t c = 0; c < D; ++c, tap += n) {
+            T sum = tap[n - 1] * x[c];
+            for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * before[j * D + c];
+            y[c] = sum;
+        }
+        if (n == 1) return;
+        memcpy(after, before + D, size_t(kept - D) * sizeof(T));
+        memcpy(after + kept - D, x, size_t(D) * sizeof(T));
     }
 
     void mix(const Layer& w) {
         const int64_t slots = w.M + w.windowed, K = g_.V;
-        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr, 0, 0,
-                       1 / ::sqrt(double(K)), w.softcap, 1, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
+        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr, w.coupled,
+                       w.exact_from, w.scale, w.softcap, w.stretch, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
                        at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed, w.log_norm0, w.mean0, w.ring_k0, w.ring_v0,
                        w.sink_k0, w.sink_v0, w.count0, w.log_norm1, w.mean1, w.ring_k1, w.ring_v1, w.sink_k1, w.sink_v1, w.count1,
                        nullptr, nullptr};

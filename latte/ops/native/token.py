@@ -36,6 +36,7 @@ class LayerWeights(NamedTuple):
     gate_weight: Tensor | None  # of the RG-LRU, (2, H, W, W)
     gate_bias: Tensor | None
     decay: Tensor | None
+    conv: Tensor | None  # taps of the convolution, (D, n)
     feed_norm: Tensor | None
     latent_q: Tensor
     latent_k: Tensor
@@ -47,25 +48,36 @@ class LayerWeights(NamedTuple):
     down: Tensor
 
 
-#: What a layer's state holds, in the order of the kernel's fields: None where it has no recurrence or no window.
+class LayerOptions(NamedTuple):
+    """What else the kernel has to know of a layer; the last four are of its window."""
+
+    latents: int  # of one head
+    window: int | None
+    sinks: int
+    coupled: bool
+    softcap: float | None
+    power: float  # of the RG-LRU's gate
+    frequencies: tuple[float, ...] | None
+    scale: float
+    stretch: float = 1.0
+    exact_from: int = 0
+
+
+#: What a layer's state holds, in the order of the kernel's fields: None where it has no such part. The first two are
+#: the recurrence's value and count, or the convolution's last inputs and None.
 LayerState = tuple[Tensor | None, ...]
 
 
-def layer_fields(
-    weights: LayerWeights,
-    latents: int,
-    window: int | None,
-    sinks: int,
-    softcap: float | None,
-    frequencies: tuple[float, ...] | None,
-    power: float,
-) -> tuple[int, ...]:
+def layer_fields(weights: LayerWeights, options: LayerOptions) -> tuple[int, ...]:
     """The part of a layer's block of fields that stays from token to token, as long as its weights stay in place."""
-    speeds = None if window is None or frequencies is None else rotary_speeds(frequencies)
-    before, after = weights[:11], weights[11:]
+    windowed = options.window is not None
+    speeds = rotary_speeds(options.frequencies) if windowed and options.frequencies is not None else None
+    taps = 0 if weights.conv is None else weights.conv.shape[1]
+    reals = (options.softcap or 0.0, options.power, options.scale, options.stretch)
+    before, after = weights[:12], weights[12:]
     return (
-        *(latents, window or 0, sinks, int(window is not None)),
-        *struct.unpack("qq", struct.pack("dd", softcap or 0.0, power)),
+        *(options.latents, options.window or 0, options.sinks, int(windowed), int(options.coupled)),
+        *(options.exact_from, taps, *struct.unpack("4q", struct.pack("4d", *reals))),
         *(library.pointer(tensor) for tensor in (*before, speeds, *after)),
     )
 
@@ -75,8 +87,8 @@ def token_step(
 ) -> tuple[Tensor, list[LayerState]]:
     """Hidden states (B, D) of one token a row, after the last norm, and the layers' new states.
 
-    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer h and count of the RG-LRU, log_norm
-    and mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window. They stay as
+    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer what feeds its latents, log_norm and
+    mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window. They stay as
     they are, and are contiguous. The caller has checked all: at one token that would cost more than the work.
     """
     x = x.contiguous()
