@@ -1,8 +1,8 @@
 """Peak memory of a training step, each in a fresh process: what it takes beyond the model, gradients included.
 
 Every large tensor gets pages of its own, which the system takes back when the tensor goes. Left to itself glibc keeps
-those below 32 MiB on a heap whose holes often fit nothing that is asked for next: that adds a quarter to a half, by
-luck, and is reported beside (``heap``), since it is what a process that is started without such a setting will hold.
+those below 32 MiB on a heap whose holes often fit nothing that is asked for next: that adds up to a third, by luck,
+and is reported beside (``heap``), since it is what a process that is started without such a setting will hold.
 """
 
 from __future__ import annotations

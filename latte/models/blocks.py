@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from latte.mixers import build
-from latte.mixers.layers import RMSNorm, nothing_but_forward
+from latte.mixers.layers import RMSNorm, nothing_but_forwards
 from latte.models.config import LatteConfig
 from latte.ops.pointwise import swiglu
 from latte.state import State
@@ -103,7 +104,7 @@ class Block(GradientCheckpointingLayer):
 
     def _add(self, x_BTD: Tensor, change_BTD: Tensor, source: nn.Module) -> Tensor:
         change_BTD = self.dropout(change_BTD)
-        if torch.compiler.is_compiling() or not nothing_but_forward(source):
-            return x_BTD + change_BTD
+        if torch.compiler.is_compiling() or _global_forward_hooks or not nothing_but_forwards(source.modules()):
+            return x_BTD + change_BTD  # a hook, of the last projection too, may have kept what it saw
         # Into memory that nobody else looks at: both end in a product, whose result no gradient asks for.
         return change_BTD.add_(x_BTD)

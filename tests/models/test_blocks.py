@@ -36,6 +36,26 @@ def test_adding_in_place_is_seen_by_nobody(mixer, block):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
+def test_what_a_hook_on_the_last_projection_kept_stays_as_it_was():
+    torch.manual_seed(0)
+    layer, x = Block(LatteConfig(hidden_size=8, num_attention_heads=2, intermediate_size=16), 0), torch.randn(1, 5, 8)
+    kept = []
+
+    def keep(module, inputs, output):
+        if isinstance(output, torch.Tensor) and module in (layer.mixer.o_proj, layer.mlp.down_proj):
+            kept.append((output, output.detach().clone()))
+
+    own = [part.register_forward_hook(keep) for part in (layer.mixer.o_proj, layer.mlp.down_proj)]
+    layer(x, None, None, None)
+    for handle in own:
+        handle.remove()
+    everywhere = torch.nn.modules.module.register_module_forward_hook(keep)
+    layer(x, None, None, None)
+    everywhere.remove()
+    assert len(kept) == 4
+    assert all(torch.equal(output, then) for output, then in kept)
+
+
 @pytest.mark.parametrize("mixer", names())
 def test_a_long_row_is_read_in_pieces_like_a_short_one(mixer, monkeypatch):
     monkeypatch.setattr(Block, "TOKENS_AT_ONCE", 4)
