@@ -112,9 +112,9 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = past_key_values is not None or (
                 labels is None and not self.training and bool(self.config.use_cache)
             )
-        cache = (
-            LatteCache() if use_cache and past_key_values is None else past_key_values
-        )  # an empty one counts as false
+        cache = past_key_values
+        if use_cache and cache is None:
+            cache = LatteCache()
         hidden_BTD, _ = self.read(input_ids, attention_mask, reset, cache, inputs_embeds)
         loss = None
         if labels is not None:
