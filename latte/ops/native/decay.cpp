@@ -52,7 +52,9 @@ void forward(const DecayForward& g) {
     const int64_t threads = useful_threads(g.threads, double(units) * double(g.T) * double(g.K * g.V));
     const int64_t cuts = pieces(units, threads, max64(1, g.V / (2 * kWidth<T>))), width = round_up((g.V + cuts - 1) / cuts, kWidth<T>);
     const int64_t Vp = padded<T>(width), area = round_up(Kp * Vp, 64 / sizeof(T)), size = sizeof(T);
-    large_pages(g.y.data, units * g.T * g.V * size);
+    const int64_t bytes = units * g.T * g.V * size;
+    const bool past = past_cache(bytes);
+    large_pages(g.y.data, bytes, g.threads);
 
     parallel(units * cuts, threads, [&](int64_t first, int64_t last) {
         Scratch s(3 * room(kChunk * Kp, size) + room(kChunk, 1) + 2 * room(kChunk * Vp, size) + (last - first) * area * size);
@@ -74,13 +76,14 @@ void forward(const DecayForward& g) {
                 gather(k, Kp, at<T>(g.k, b, t, h), g.k.t, m, g.K, mask);
                 gather(v, Vp, at<T>(g.v, b, t, h) + c, g.v.t, m, n, mask);
                 sweep_rows<T, false>(g.decays, {state + (u - first) * area, Kp, Vp, k, v, q, y, f, flag, m});
-                scatter(y, Vp, at<T>(g.y, b, t, h) + c, g.y.t, m, n);
+                scatter(y, Vp, at<T>(g.y, b, t, h) + c, g.y.t, m, n, past);
             }
         }
         for (int64_t u = first; u < last; ++u) {
             const int64_t c = u % cuts * width, n = min64(width, g.V - c);
             if (n > 0) scatter(state + (u - first) * area, Vp, (T*)g.S1 + u / cuts * g.K * g.V + c, g.V, g.K, n);
         }
+        settle_past_cache();
     });
 }
 
@@ -112,9 +115,9 @@ void backward(const DecayBackward& g) {
     const int64_t threads = useful_threads(g.threads, 3.0 * double(units) * double(g.T) * double(g.K * g.V));
     const int64_t area = round_up(Kp * Vp, 64 / sizeof(T)), line = round_up(Kp, 8), size = sizeof(T);
     const int64_t anchors = g.decays ? (chunks + kAnchor - 1) / kAnchor : 0;
-    large_pages(g.dq.data, units * g.T * g.K * size);
-    large_pages(g.dk.data, units * g.T * g.K * size);
-    large_pages(g.dv.data, units * g.T * g.V * size);
+    large_pages(g.dq.data, units * g.T * g.K * size, g.threads);
+    large_pages(g.dk.data, units * g.T * g.K * size, g.threads);
+    large_pages(g.dv.data, units * g.T * g.V * size, g.threads);
 
     parallel(units, threads, [&](int64_t first, int64_t last) {
         const int64_t mine = last - first;

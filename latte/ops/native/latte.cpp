@@ -19,6 +19,7 @@
 LATTE_BEGIN
 
 constexpr int64_t kChunk = 32;
+constexpr int kStride = 4;  // tokens whose weights are computed at a time
 constexpr double kEmpty = -1e30;
 
 // The weights of one chunk of one head, relative to its pivots. Rows are padded; padding has weight 0.
@@ -37,19 +38,44 @@ struct Gates {
         flag = s.take<uint8_t>(kChunk);
     }
 
+    // Tokens [t, t + kStride) of a whole vector of latents, if none of them raises the pivot: several exponentials at a time keep
+    // the machine busy.
+    LATTE_INLINE bool stride(int64_t at, const T* p, int64_t sp, const T* k, int64_t sk, Vec<T> mh, Vec<T> ml, Vec<T> z,
+                             Vec<T>& d) const {
+        Vec<T> x[kStride];
+        Mask<T> up{};
+        for (int i = 0; i < kStride; ++i) x[i] = (load(k + i * sk) - mh) - ml, up |= x[i] > Vec<T>{};
+        if (__builtin_expect(any(up), 0)) return false;
+        T *to_w = w + at, *to_q = q + at, *to_rz = rz + at;
+        const int64_t ld = Mp;
+        vexp(x);
+        for (int i = 0; i < kStride; ++i) {
+            d += x[i];
+            const Vec<T> inv = T(1) / (z + d);
+            store(to_w + i * ld, x[i]), store(to_q + i * ld, load(p + i * sp) * inv), store(to_rz + i * ld, inv);
+        }
+        return true;
+    }
+
     // `a` (Mp) holds the log-normalisers before the chunk and is moved on to those after it.
     void fill(double* a, const T* p, int64_t sp, const T* k, int64_t sk, const uint8_t* mask, const uint8_t* reset, int64_t n) {
         typedef Vec<T> Vt;
         constexpr int W = kWidth<T>;
         const Vt one = splat(T(1)), none = splat(T(kEmpty));
         memset(flag, 0, size_t(n));
+        const bool quiet = !(mask && memchr(mask, 0, size_t(n))) && !(reset && memchr(reset, 1, size_t(n)));
         for (int64_t l = 0; l < Mp; l += W) {
             // k - a in single precision would lose digits of a; k - hi is exact to half a unit, and lo brings the rest.
             for (int64_t i = l; i < l + W; ++i) hi[i] = T(a[i]), lo[i] = T(a[i] - double(hi[i]));
             Vt mh = load(hi + l), ml = load(lo + l), z = one, d = Vt{};
             const int64_t have = M - l;
+            const bool plain = quiet && have >= W;
             for (int64_t t = 0; t < n; ++t) {
                 const int64_t at = t * Mp + l;
+                if (plain && t + kStride <= n && stride(at, p + t * sp + l, sp, k + t * sk + l, sk, mh, ml, z, d)) {
+                    t += kStride - 1;
+                    continue;
+                }
                 Vt shrink = one;
                 bool moved = false;
                 if (reset && reset[t]) {
@@ -83,9 +109,15 @@ struct Gates {
             }
             store(hi + l, mh), store(lo + l, ml), store(z0 + l, z), store(dz + l, d), store(end + l, one / (z + d));
         }
-        for (int64_t i = 0; i < M; ++i) {
-            const bool same = hi[i] == T(a[i]) && z0[i] == 1;
-            a[i] = same ? a[i] + log1p(double(dz[i])) : double(hi[i]) + log(double(z0[i]) + double(dz[i]));
+        constexpr int L = kWidth<double>;
+        for (int64_t i = 0; i < Mp; i += L) {
+            Vec<double> more;
+            for (int j = 0; j < L; ++j) more[j] = double(dz[i + j]);
+            more = vlog1p(more);
+            for (int64_t j = i; j < i + L; ++j) {
+                const bool same = hi[j] == T(a[j]) && z0[j] == 1;
+                a[j] = same ? a[j] + more[j - i] : double(hi[j]) + log(double(z0[j]) + double(dz[j]));
+            }
         }
     }
 };
@@ -93,16 +125,6 @@ struct Gates {
 template <class T>
 LATTE_INLINE T* at(const View& v, int64_t b, int64_t t, int64_t h) {
     return (T*)v.data + b * v.b + t * v.t + h * v.h;
-}
-template <class T>
-void scale_rows(T* acc, const T* by, int64_t rows, int64_t cols) {
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < cols; ++c) acc[r * cols + c] *= by[r];
-}
-template <class T>
-void scale_lanes(T* acc, const T* by, int64_t rows, int64_t cols) {
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < cols; ++c) acc[r * cols + c] *= by[c];
 }
 LATTE_INLINE const uint8_t* shift(const uint8_t* p, int64_t n) { return p ? p + n : p; }
 
@@ -113,7 +135,9 @@ void forward(const LatteForward& g) {
     // A value column needs nothing of the others: few heads are cut along their values.
     const int64_t cuts = pieces(units, threads, max64(1, g.V / (2 * kWidth<T>))), width = round_up((g.V + cuts - 1) / cuts, kWidth<T>);
     const int64_t Vp = padded<T>(width);
-    large_pages(g.y.data, units * g.T * g.V * int64_t(sizeof(T)));
+    const int64_t bytes = units * g.T * g.V * int64_t(sizeof(T));
+    const bool past = past_cache(bytes);
+    large_pages(g.y.data, bytes, g.threads);
 
     parallel(units * cuts, threads, [&](int64_t first, int64_t last) {
         const int64_t mine = last - first;
@@ -144,9 +168,8 @@ void forward(const LatteForward& g) {
                 const uint8_t *mask = shift(g.mask, b * g.T + t), *reset = shift(g.reset, b * g.T + t);
                 gates.fill(a, at<T>(g.p, b, t, h), g.p.t, at<T>(g.k, b, t, h), g.k.t, mask, reset, m);
                 gather(v, Vp, at<T>(g.v, b, t, h) + c, g.v.t, m, n, mask);
-                sweep<T, Decay::rare_row, false>({acc, Mp, Vp, gates.w, v, gates.q, y, gates.f, gates.flag, m});
-                scatter(y, Vp, at<T>(g.y, b, t, h) + c, g.y.t, m, n);
-                scale_rows(acc, gates.end, Mp, Vp);
+                sweep<T, Decay::rare_row, false>({acc, Mp, Vp, gates.w, v, gates.q, y, gates.f, gates.flag, m, gates.end});
+                scatter(y, Vp, at<T>(g.y, b, t, h) + c, g.y.t, m, n, past);
             }
         }
         for (int64_t u = first; u < last; ++u) {
@@ -154,6 +177,7 @@ void forward(const LatteForward& g) {
             if (c == 0) memcpy(g.log_norm1 + (b * g.H + h) * g.M, a, size_t(g.M) * sizeof(double));
             scatter(acc, Vp, (T*)g.mean1 + (b * g.H + h) * g.M * g.V + c, g.V, g.M, n);
         }
+        settle_past_cache();
     });
 }
 
@@ -175,9 +199,9 @@ void backward(const LatteBackward& g) {
     const int64_t Mp = padded<T>(g.M), Vp = padded<T>(g.V), units = g.B * g.H, chunks = (g.T + kChunk - 1) / kChunk;
     const int64_t threads = useful_threads(g.threads, 3.0 * double(units) * double(g.T) * double(g.M * g.V));
     const int64_t area = round_up(Mp * Vp, 64 / sizeof(T)), line = round_up(Mp, 8);
-    large_pages(g.dp.data, units * g.T * g.M * int64_t(sizeof(T)));
-    large_pages(g.dk.data, units * g.T * g.M * int64_t(sizeof(T)));
-    large_pages(g.dv.data, units * g.T * g.V * int64_t(sizeof(T)));
+    large_pages(g.dp.data, units * g.T * g.M * int64_t(sizeof(T)), g.threads);
+    large_pages(g.dk.data, units * g.T * g.M * int64_t(sizeof(T)), g.threads);
+    large_pages(g.dv.data, units * g.T * g.V * int64_t(sizeof(T)), g.threads);
 
     parallel(units, threads, [&](int64_t first, int64_t last) {
         const int64_t mine = last - first;
@@ -211,10 +235,9 @@ void backward(const LatteBackward& g) {
                 memcpy(a + line, a, size_t(Mp) * sizeof(double));
                 load_chunk(u, t, m, a + line);
                 T* acc = lanes + (u - first) * area;
-                sweep<T, Decay::rare_lane, false>({acc, Vp, Mp, v, gates.w, dy, part, gates.f, gates.flag, m});
+                sweep<T, Decay::rare_lane, false>({acc, Vp, Mp, v, gates.w, dy, part, gates.f, gates.flag, m, gates.end});
                 for (int64_t j = 0; j < m * Mp; ++j) part[j] *= gates.rz[j];
                 scatter(part, Mp, at<T>(g.dp, u / g.H, t, u % g.H), g.dp.t, m, g.M);
-                scale_lanes(acc, gates.end, Vp, Mp);
             }
         }
         // The gradient of the final state opens the way back; `lanes` now holds that state.
@@ -238,12 +261,10 @@ void backward(const LatteBackward& g) {
                 load_chunk(u, t, m, a);
                 T *accl = lanes + (u - first) * area, *accr = rows + (u - first) * area;
                 T* sum = total + (u - first) * round_up(Mp, 64 / sizeof(T));
-                scale_lanes(accl, gates.end, Vp, Mp);
-                scale_rows(accr, gates.end, Mp, Vp);
-                scale_lanes(sum, gates.end, 1, Mp);
-                sweep<T, Decay::rare_row, true>({accr, Mp, Vp, gates.q, dy, gates.w, dv, gates.f, gates.flag, m});
+                for (int64_t l = 0; l < Mp; ++l) sum[l] *= gates.end[l];
+                sweep<T, Decay::rare_row, true>({accr, Mp, Vp, gates.q, dy, gates.w, dv, gates.f, gates.flag, m, gates.end});
                 scatter(dv, Vp, at<T>(g.dv, b, t, h), g.dv.t, m, g.V);
-                sweep<T, Decay::rare_lane, true>({accl, Vp, Mp, dy, gates.q, v, part, gates.f, gates.flag, m});
+                sweep<T, Decay::rare_lane, true>({accl, Vp, Mp, dy, gates.q, v, part, gates.f, gates.flag, m, gates.end});
                 for (int64_t j = m - 1; j >= 0; --j)
                     key_gradient(sum, at<T>(g.dk, b, t + j, h), at<T>(g.dp, b, t + j, h), gates.q + j * Mp, gates.w + j * Mp,
                                  part + j * Mp, gates.flag[j] ? gates.f + j * Mp : nullptr, g.M);

@@ -13,7 +13,7 @@ LATTE_INLINE T* at(const View& v, int64_t b, int64_t t, int64_t h) {
 template <class T>
 void rotate_typed(const Rotate& g) {
     const int64_t half = g.K / 2, threads = useful_threads(g.threads, 2.0 * double(g.B * g.T * g.H) * double(g.K));
-    large_pages(g.y.data, g.B * g.T * g.H * g.K * int64_t(sizeof(T)));
+    large_pages(g.y.data, g.B * g.T * g.H * g.K * int64_t(sizeof(T)), g.threads);
     parallel(g.B * g.T, threads, [&](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; ++n) {
             const int64_t b = n / g.T, t = n % g.T, row = b * g.table_b + t * half;
@@ -45,7 +45,7 @@ template <class T>
 void swiglu_forward_typed(const SwigluForward& g) {
     const T *gate = (const T*)g.gate, *up = (const T*)g.up;
     T* y = (T*)g.y;
-    large_pages(y, g.n * int64_t(sizeof(T)));
+    large_pages(y, g.n * int64_t(sizeof(T)), g.threads);
     blocks<T>(g.n, g.threads, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
         const Vec<T> x = load_some(gate + c, k, T(0));
         store_some(y + c, x / (1 + vexp(-x)) * load_some(up + c, k, T(0)), k);
@@ -56,8 +56,8 @@ template <class T>
 void swiglu_backward_typed(const SwigluBackward& g) {
     const T *gate = (const T*)g.gate, *up = (const T*)g.up, *dy = (const T*)g.dy;
     T *dgate = (T*)g.dgate, *dup = (T*)g.dup;
-    large_pages(dgate, g.n * int64_t(sizeof(T)));
-    large_pages(dup, g.n * int64_t(sizeof(T)));
+    large_pages(dgate, g.n * int64_t(sizeof(T)), g.threads);
+    large_pages(dup, g.n * int64_t(sizeof(T)), g.threads);
     blocks<T>(g.n, g.threads, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
         const Vec<T> one = splat(T(1)), x = load_some(gate + c, k, T(0)), d = load_some(dy + c, k, T(0)), s = one / (one + vexp(-x));
         store_some(dup + c, d * (x * s), k);
@@ -68,7 +68,7 @@ void swiglu_backward_typed(const SwigluBackward& g) {
 template <class T>
 void norm_forward_typed(const NormForward& g) {
     const T* weight = (const T*)g.weight;
-    large_pages(g.y, g.N * g.D * int64_t(sizeof(T)));
+    large_pages(g.y, g.N * g.D * int64_t(sizeof(T)), g.threads);
     parallel(g.N, useful_threads(g.threads, 4.0 * double(g.N) * double(g.D)), [&](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; ++n) norm_row((T*)g.y + n * g.D, (const T*)g.x + n * g.D, weight, g.D, g.eps);
     });
@@ -82,7 +82,7 @@ void norm_backward_typed(const NormBackward& g) {
     const int64_t threads = useful_threads(g.threads, 8.0 * double(g.N) * double(g.D)), vectors = (g.D + W - 1) / W;
     Scratch mem(room(g.N, sizeof(T)));
     T* invs = mem.take<T>(g.N);
-    large_pages(g.dx, g.N * g.D * int64_t(sizeof(T)));
+    large_pages(g.dx, g.N * g.D * int64_t(sizeof(T)), g.threads);
     parallel(g.N, threads, [&](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; ++n) {
             const T *x = (const T*)g.x + n * g.D, *dy = (const T*)g.dy + n * g.D;

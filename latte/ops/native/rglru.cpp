@@ -35,7 +35,7 @@ template <class T>
 void rglru_forward_typed(const RglruForward& g) {
     const int64_t D = g.H * g.W, Wp = round_up(g.W, kWidth<T>);
     const int64_t threads = useful_threads(g.threads, 24.0 * double(g.B * g.T) * double(D)), cuts = pieces(g.B, threads, g.H);
-    large_pages(g.y.data, g.B * g.T * D * int64_t(sizeof(T)));
+    large_pages(g.y.data, g.B * g.T * D * int64_t(sizeof(T)), g.threads);
     parallel(g.B * cuts, threads, [&](int64_t begin, int64_t end) {
         Scratch mem(room(g.H * Wp, sizeof(T)));
         T* h = mem.zeros<T>(g.H * Wp);
@@ -75,9 +75,9 @@ template <class T>
 void rglru_backward_typed(const RglruBackward& g) {
     const int64_t D = g.H * g.W, Wp = round_up(g.W, kWidth<T>);
     const int64_t threads = useful_threads(g.threads, 72.0 * double(g.B * g.T) * double(D)), cuts = pieces(g.B, threads, g.H);
-    large_pages(g.dga.data, g.B * g.T * D * int64_t(sizeof(T)));
-    large_pages(g.dgx.data, g.B * g.T * D * int64_t(sizeof(T)));
-    large_pages(g.dx.data, g.B * g.T * D * int64_t(sizeof(T)));
+    large_pages(g.dga.data, g.B * g.T * D * int64_t(sizeof(T)), g.threads);
+    large_pages(g.dgx.data, g.B * g.T * D * int64_t(sizeof(T)), g.threads);
+    large_pages(g.dx.data, g.B * g.T * D * int64_t(sizeof(T)), g.threads);
     parallel(g.B * cuts, threads, [&](int64_t begin, int64_t end) {
         const int64_t size = g.H * Wp;
         Scratch mem(4 * room(size, sizeof(T)) + 3 * room(size, 8) + room(g.T, 1));

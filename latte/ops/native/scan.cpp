@@ -51,7 +51,7 @@ void scan_forward_typed(const ScanForward& g) {
     constexpr int64_t W = kWidth<T>;
     const int64_t vectors = (g.D + W - 1) / W, threads = useful_threads(g.threads, 4.0 * double(g.B * g.T) * double(g.D));
     const int64_t cuts = pieces(g.B, threads, vectors);
-    large_pages(g.h.data, g.B * g.T * g.D * int64_t(sizeof(T)));
+    large_pages(g.h.data, g.B * g.T * g.D * int64_t(sizeof(T)), g.threads);
     parallel(g.B * cuts, threads, [&](int64_t begin, int64_t end) {
         Scratch mem(room(vectors * W, sizeof(T)));
         T* h = mem.zeros<T>(vectors * W);
@@ -85,8 +85,8 @@ void scan_backward_typed(const ScanBackward& g) {
     constexpr int64_t W = kWidth<T>;
     const int64_t vectors = (g.D + W - 1) / W, threads = useful_threads(g.threads, 8.0 * double(g.B * g.T) * double(g.D));
     const int64_t cuts = pieces(g.B, threads, vectors);
-    large_pages(g.dlog_a.data, g.B * g.T * g.D * int64_t(sizeof(T)));
-    large_pages(g.db.data, g.B * g.T * g.D * int64_t(sizeof(T)));
+    large_pages(g.dlog_a.data, g.B * g.T * g.D * int64_t(sizeof(T)), g.threads);
+    large_pages(g.db.data, g.B * g.T * g.D * int64_t(sizeof(T)), g.threads);
     parallel(g.B * cuts, threads, [&](int64_t begin, int64_t end) {
         Scratch mem(room(vectors * W, sizeof(T)));
         T* h = mem.zeros<T>(vectors * W);

@@ -35,6 +35,7 @@ struct Sweep {
     const T* f;          // (n, rows), (n, cols) or (n)
     const uint8_t* flag;
     int64_t n;
+    const T* rescale = nullptr;  // (rows) or (cols), as f: of the whole state, after a forward sweep, before a reverse one
 };
 
 template <class T>
@@ -42,7 +43,8 @@ LATTE_INLINE constexpr int64_t padded(int64_t n) {
     return round_up(n, kWidth<T> > kRows ? kWidth<T> : kRows);
 }
 
-template <class T, Decay D, bool R, int NV>
+// `First`: the tile that opens its outputs.
+template <class T, Decay D, bool R, int NV, bool First>
 LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
     constexpr int W = kWidth<T>;
     constexpr bool rare = D == Decay::rare_row || D == Decay::rare_lane, by_row = D == Decay::rare_row || D == Decay::row;
@@ -54,19 +56,19 @@ LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
     for (int r = 0; r < kRows; ++r)
         for (int j = 0; j < NV; ++j) acc[r][j] = load(s.acc + (row + r) * cols + col + j * W);
 
-    auto decay = [&](int64_t t) __attribute__((always_inline)) {
-        const T* f = factor + t * ldf;
+    auto scale = [&](const T* f) __attribute__((always_inline)) {
         for (int r = 0; r < kRows; ++r)
             for (int j = 0; j < NV; ++j) acc[r][j] *= D == Decay::scalar ? splat(f[0]) : by_row ? splat(f[r]) : load(f + j * W);
     };
 
+    if (R && s.rescale) scale(s.rescale + (by_row ? row : col));
     const int64_t step = R ? -1 : 1, begin = R ? n - 1 : 0;
     const T *a = s.a + begin * rows + row, *d = s.d + begin * rows + row, *b = s.b + begin * cols + col;
     T* out = s.out + begin * cols + col;
     for (int64_t i = 0, t = begin; i < n; ++i, t += step, a += step * rows, d += step * rows, b += step * cols, out += step * cols) {
-        if (!R && (!rare || __builtin_expect(flag[t], 0))) decay(t);
+        if (!R && (!rare || __builtin_expect(flag[t], 0))) scale(factor + t * ldf);
         Vec<T> y[NV], bv[NV];
-        for (int j = 0; j < NV; ++j) y[j] = load(out + j * W), bv[j] = load(b + j * W);
+        for (int j = 0; j < NV; ++j) y[j] = First ? Vec<T>{} : load(out + j * W), bv[j] = load(b + j * W);
         for (int r = 0; r < kRows; ++r) {
             const Vec<T> av = splat(a[r]), dv = splat(d[r]);
             for (int j = 0; j < NV; ++j) {
@@ -75,8 +77,9 @@ LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
             }
         }
         for (int j = 0; j < NV; ++j) store(out + j * W, y[j]);
-        if (R && (!rare || __builtin_expect(flag[t], 0))) decay(t);
+        if (R && (!rare || __builtin_expect(flag[t], 0))) scale(factor + t * ldf);
     }
+    if (!R && s.rescale) scale(s.rescale + (by_row ? row : col));
     for (int r = 0; r < kRows; ++r)
         for (int j = 0; j < NV; ++j) store(s.acc + (row + r) * cols + col + j * W, acc[r][j]);
 }
@@ -85,13 +88,12 @@ LATTE_INLINE void sweep_tile(const Sweep<T>& s, int64_t row, int64_t col) {
 template <class T, Decay D, bool R>
 void sweep(const Sweep<T>& s) {
     constexpr int W = kWidth<T>;
-    memset(s.out, 0, size_t(s.n * s.cols) * sizeof(T));
-    for (int64_t col = 0; col < s.cols; col += 2 * W)
-        for (int64_t row = 0; row < s.rows; row += kRows)
-            if (col + 2 * W <= s.cols)
-                sweep_tile<T, D, R, 2>(s, row, col);
-            else
-                sweep_tile<T, D, R, 1>(s, row, col);
+    for (int64_t col = 0; col < s.cols; col += 2 * W) {
+        const bool two = col + 2 * W <= s.cols;
+        two ? sweep_tile<T, D, R, 2, true>(s, 0, col) : sweep_tile<T, D, R, 1, true>(s, 0, col);
+        for (int64_t row = kRows; row < s.rows; row += kRows)
+            two ? sweep_tile<T, D, R, 2, false>(s, row, col) : sweep_tile<T, D, R, 1, false>(s, row, col);
+    }
 }
 
 // Rows of a chunk of one head into contiguous memory, padded with zeros: with heads innermost in memory, consecutive tokens are
@@ -105,13 +107,18 @@ void gather(T* to, int64_t ld, const T* from, int64_t stride, int64_t n, int64_t
             memset(row, 0, size_t(ld) * sizeof(T));
             continue;
         }
-        memcpy(row, from + t * stride, size_t(width) * sizeof(T));
+        copy_row(row, from + t * stride, width);
         for (int64_t i = width; i < ld; ++i) row[i] = 0;
     }
 }
 template <class T>
-void scatter(const T* from, int64_t ld, T* to, int64_t stride, int64_t n, int64_t width) {
-    for (int64_t t = 0; t < n; ++t) memcpy(to + t * stride, from + t * ld, size_t(width) * sizeof(T));
+void scatter(const T* from, int64_t ld, T* to, int64_t stride, int64_t n, int64_t width, bool past = false) {
+    for (int64_t t = 0; t < n; ++t) {
+        if (past)
+            copy_past_cache(to + t * stride, from + t * ld, width);
+        else
+            copy_row(to + t * stride, from + t * ld, width);
+    }
 }
 // (rows, cols) -> padded (cols, rows)
 template <class T>

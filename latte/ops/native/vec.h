@@ -94,6 +94,14 @@ LATTE_INLINE void store_some(T* p, Vec<T> v, int64_t n) {
     for (int64_t i = 0; i < n; ++i) p[i] = tmp[i];
 }
 
+// A row is too short for a call of memcpy to pay.
+template <class T>
+LATTE_INLINE void copy_row(T* to, const T* from, int64_t n) {
+    int64_t c = 0;
+    for (; c + kWidth<T> <= n; c += kWidth<T>) store(to + c, load(from + c));
+    for (; c < n; ++c) to[c] = from[c];
+}
+
 // Copies a row that nobody reads soon: straight to memory where it can be, without reading first what it overwrites. Whoever
 // hands the copy to another thread calls settle_past_cache() before.
 template <class T>
@@ -106,6 +114,8 @@ LATTE_INLINE void copy_past_cache(T* to, const T* from, int64_t n) {
 #endif
     if (c < n) memcpy(to + c, from + c, size_t(n - c) * sizeof(T));
 }
+// Outputs of this many bytes have left the caches before their end is written.
+LATTE_INLINE constexpr bool past_cache(int64_t bytes) { return bytes >= (int64_t(16) << 20); }
 LATTE_INLINE void settle_past_cache() {
 #if defined(__AVX__)
     _mm_sfence();
@@ -139,9 +149,14 @@ LATTE_INLINE T sum_lanes(Vec<T> v) {
         for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
 }
+// Where one is NaN, the second.
 template <class T>
 LATTE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
+}
+template <class T>
+LATTE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
+    return a < b ? a : b;
 }
 template <class T>
 LATTE_INLINE T max_lanes(Vec<T> v) {
@@ -153,36 +168,46 @@ LATTE_INLINE T max_lanes(Vec<T> v) {
 }
 
 // exp(x) = 2^n (1 + r + r^2 q(r)), |r| <= ln(2)/2; q is a least-maximum fit of degree 4 (relative error 3e-9, so rounding
-// decides: below 1.5 ulp). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. Below -87.33 the result is 0:
-// no denormals, whose arithmetic is slow.
-LATTE_INLINE Vec<float> vexp(Vec<float> x) {
+// decides: below 1.5 ulp). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. From x = -127 ln(2) down the
+// bits of 2^n are those of 0, and so is the result. Several vectors go step by step together: the steps of one wait for each
+// other.
+template <int K>
+LATTE_INLINE void vexp(Vec<float> (&x)[K]) {
     typedef Vec<float> V;
-    typedef Mask<float> I;
-    const I tiny = x < splat(-87.33f);
-    V y = x > splat(88.37f) ? splat(88.37f) : x;
-    y = tiny ? splat(-87.33f) : y;
-    const V shifted = y * splat(1.442695041f) + splat(12582912.0f);
-    const V n = shifted - splat(12582912.0f);
-    V r = y - n * splat(0.693145752f);
-    r = r - n * splat(1.428606820e-6f);
-    V q = splat(0.00138145348f);
-    q = q * r + splat(0.00836874545f);
-    q = q * r + splat(0.0416683927f);
-    q = q * r + splat(0.166665211f);
-    q = q * r + splat(0.49999994f);
-    q = (q * r) * r + r;
-    I bits;
-    memcpy(&bits, &shifted, sizeof(bits));
-    bits = (bits + 127) << 23;
-    V scale;
-    memcpy(&scale, &bits, sizeof(scale));
-    y = q * scale + scale;
-    return tiny ? V{} : y;
+    V shifted[K], r[K], q[K];
+    for (int i = 0; i < K; ++i) x[i] = vmin<float>(splat(88.37f), vmax<float>(splat(-88.03f), x[i]));
+    for (int i = 0; i < K; ++i) shifted[i] = x[i] * splat(1.442695041f) + splat(12582912.0f);
+    for (int i = 0; i < K; ++i) q[i] = shifted[i] - splat(12582912.0f);
+    for (int i = 0; i < K; ++i) r[i] = x[i] - q[i] * splat(0.693145752f);
+    for (int i = 0; i < K; ++i) r[i] = r[i] - q[i] * splat(1.428606820e-6f);
+    for (int i = 0; i < K; ++i) q[i] = r[i] * splat(0.00138145348f) + splat(0.00836874545f);
+    for (int i = 0; i < K; ++i) q[i] = q[i] * r[i] + splat(0.0416683927f);
+    for (int i = 0; i < K; ++i) q[i] = q[i] * r[i] + splat(0.166665211f);
+    for (int i = 0; i < K; ++i) q[i] = q[i] * r[i] + splat(0.49999994f);
+    for (int i = 0; i < K; ++i) q[i] = (q[i] * r[i]) * r[i] + r[i];
+    for (int i = 0; i < K; ++i) {
+        Mask<float> bits;
+        memcpy(&bits, &shifted[i], sizeof(bits));
+        bits = (bits + 127) << 23;
+        V scale;
+        memcpy(&scale, &bits, sizeof(scale));
+        x[i] = q[i] * scale + scale;
+    }
+}
+template <int K>
+LATTE_INLINE void vexp(Vec<double> (&x)[K]) {
+    for (int i = 0; i < K; ++i)
+        for (int lane = 0; lane < kWidth<double>; ++lane) x[i][lane] = ::exp(x[i][lane]);
+}
+LATTE_INLINE Vec<float> vexp(Vec<float> x) {
+    Vec<float> one[1] = {x};
+    vexp(one);
+    return one[0];
 }
 LATTE_INLINE Vec<double> vexp(Vec<double> x) {
-    Vec<double> y{};
-    for (int i = 0; i < kWidth<double>; ++i) y[i] = ::exp(x[i]);
-    return y;
+    Vec<double> one[1] = {x};
+    vexp(one);
+    return one[0];
 }
 
 // tanh through exp, with a series where 1 - exp(-2x) would cancel. No exponent is above 0.
@@ -204,6 +229,28 @@ LATTE_INLINE Vec<double> vtanh(Vec<double> x) {
     Vec<double> y{};
     for (int i = 0; i < kWidth<double>; ++i) y[i] = ::tanh(x[i]);
     return y;
+}
+
+// log(1 + x) for x >= 0. With u = 1 + x = 2^n m, m between sqrt(1/2) and sqrt(2), and s = (m - 1) / (m + 1), log m is
+// 2 (s + s^3/3 + s^5/5 + ...): s^2 is below 0.03, so ten terms are exact to the last bit or two. What u lost of x comes back by
+// (x - (u - 1)) / u. The exponent is shifted into the low bits of 1.5 * 2^52, where it reads as a number.
+LATTE_INLINE Vec<double> vlog1p(Vec<double> x) {
+    typedef Vec<double> V;
+    typedef Mask<double> I;
+    const V u = x + 1.0;
+    I bits;
+    memcpy(&bits, &u, sizeof(bits));
+    const I n = (bits - 0x3FE6A09E667F3BCD) >> 52, mantissa = bits - (n << 52), shifted = n + 0x4338000000000000;
+    V m, exponent;
+    memcpy(&m, &mantissa, sizeof(m));
+    memcpy(&exponent, &shifted, sizeof(exponent));
+    exponent = exponent - 6755399441055744.0;
+    const V f = m - 1.0, s = f / (m + 1.0), z = s * s;
+    V sum = splat(1.0 / 21);
+    for (int k = 19; k >= 3; k -= 2) sum = sum * z + 1.0 / k;
+    // 2s = f - s f: the large part stays exact.
+    const V log_m = f - s * (f - 2.0 * (z * sum));
+    return exponent * 0.6931471805599453 + (log_m + (x - (u - 1.0)) / u);
 }
 
 // The sum of a_i b_i.

@@ -88,15 +88,24 @@ LATTE_INLINE T largest(T* row, int64_t first, int64_t last, int64_t origin, int6
                        T cap) {
     constexpr int W = kWidth<T>;
     const Vec<T> none = splat(T(kEmpty));
-    Vec<T> top = none;
-    for (int64_t j = first; j < last; j += W) {
-        Vec<T> x = load(row + j - origin);
-        if (cap > 0) x = vtanh(x / cap) * cap;
-        if (ids || j < lo || j + W > hi) x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
-        if (ids || cap > 0 || j < lo || j + W > hi) store(row + j - origin, x);
-        top = vmax<T>(top, x);
-    }
-    return max_lanes<T>(top);
+    Vec<T> top[2] = {none, none};
+    const auto edge = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
+        for (int64_t j = from; j < to; j += W) {
+            Vec<T> x = load(row + j - origin);
+            if (cap > 0) x = vtanh(x / cap) * cap;
+            x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
+            store(row + j - origin, x);
+            top[0] = vmax<T>(top[0], x);
+        }
+    };
+    // Between the edges of its window a row sees every key, unless ids say otherwise.
+    const bool open = !ids && !(cap > 0);
+    const int64_t from = open ? min64(round_up(lo, 2 * W), last) : last, to = max64(from, hi / (2 * W) * (2 * W));
+    edge(first, from);
+    for (int64_t j = from; j < to; j += 2 * W)
+        for (int i = 0; i < 2; ++i) top[i] = vmax<T>(top[i], load(row + j + i * W - origin));
+    edge(to, last);
+    return max_lanes<T>(vmax<T>(top[0], top[1]));
 }
 
 // Scores of a row to exp(score - top), zeros in an empty row; returns their sum.
@@ -107,13 +116,18 @@ LATTE_INLINE T exponentials(T* row, int64_t n, T top, bool empty) {
         memset(row, 0, size_t(n) * sizeof(T));
         return 0;
     }
-    Vec<T> total{};
-    for (int64_t j = 0; j < n; j += W) {
-        const Vec<T> e = vexp(load(row + j) - top);
-        store(row + j, e);
-        total += e;
-    }
-    return sum_lanes<T>(total);
+    Vec<T> total[2] = {};
+    const auto some = [&](T* at, auto& x) __attribute__((always_inline)) {
+        constexpr int K = sizeof(x) / sizeof(x[0]);
+        for (int i = 0; i < K; ++i) x[i] = load(at + i * W) - top;
+        vexp(x);
+        for (int i = 0; i < K; ++i) store(at + i * W, x[i]), total[i % 2] += x[i];
+    };
+    Vec<T> four[4], one[1];
+    int64_t j = 0;
+    for (; j + 4 * W <= n; j += 4 * W) some(row + j, four);
+    for (; j < n; j += W) some(row + j, one);
+    return sum_lanes<T>(total[0] + total[1]);
 }
 
 LATTE_INLINE float natural_log(float x) { return ::logf(x); }
@@ -209,7 +223,7 @@ void window_forward_typed(const WindowForward& w) {
     const int64_t step = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
     const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
     const int64_t keys = round_up(min64(w.S, step + reach + N), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
-    large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)));
+    large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)), w.threads);
 
     parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
         Scratch mem(room(keys * w.D, sizeof(T)) + room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) +
@@ -306,7 +320,7 @@ void window_backward_typed(const WindowBackward& w) {
     const int64_t step = round_up(max64(96, reach), kBlock), steps = (w.T + step - 1) / step;
     const int64_t Dp = round_up(w.D, N), Vp = round_up(w.V, N), keys = round_up(min64(w.S, step + reach), N);
     const int64_t wide = min64(keys, round_up(kBlock + reach, N) + N) + round_up(kTileRows, W);
-    large_pages(w.dq.data, w.B * w.T * w.H * w.D * int64_t(sizeof(T)));
+    large_pages(w.dq.data, w.B * w.T * w.H * w.D * int64_t(sizeof(T)), w.threads);
 
     for (int64_t turn = 0; turn < 2; ++turn) {
         const int64_t mine = (steps + 1 - turn) / 2;

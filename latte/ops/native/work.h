@@ -128,13 +128,19 @@ void share(int64_t pieces, int64_t threads, const F& body) {
 }
 
 // A fresh output of 32 MB comes from the system in 8192 zeroed pages, and touching them takes longer than computing it: ask for
-// large pages. Only whole large pages inside the block are concerned; nothing else changes.
-LATTE_INLINE void large_pages(void* data, int64_t bytes) {
+// large pages, and let all threads touch their share of them, or those that write to one page at the same time wait for each other
+// while it is zeroed. Only whole large pages inside the block are concerned; what they hold stays.
+LATTE_INLINE void large_pages(void* data, int64_t bytes, int64_t threads) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t page = uintptr_t(1) << 21, from = ((uintptr_t)data + page - 1) & ~(page - 1), to = ((uintptr_t)data + uintptr_t(bytes)) & ~(page - 1);
-    if (bytes >= int64_t(4 * page) && to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);
+    constexpr uintptr_t page = uintptr_t(1) << 21;
+    const uintptr_t from = ((uintptr_t)data + page - 1) & ~(page - 1), to = ((uintptr_t)data + uintptr_t(bytes)) & ~(page - 1);
+    if (bytes < int64_t(4 * page) || to <= from) return;
+    madvise((void*)from, to - from, MADV_HUGEPAGE);
+    parallel(int64_t((to - from) / page), threads, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) __atomic_fetch_or((char*)from + i * int64_t(page), 0, __ATOMIC_RELAXED);
+    });
 #else
-    (void)data, (void)bytes;
+    (void)data, (void)bytes, (void)threads;
 #endif
 }
 

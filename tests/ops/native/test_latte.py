@@ -93,6 +93,16 @@ def test_the_future_changes_no_bit():
         assert relative(native.causal_latte(*(x[:, :cut] for x in args[:3]), *args[3:])[0], y[:, :cut]) < 1e-6
 
 
+@pytest.mark.parametrize("at", [39, 40, 41, 42, 43])
+def test_a_later_nan_changes_no_bit_before_it(at):
+    """Also where the token before it, weighed together with it, raises the pivot."""
+    p, k, v, *_ = inputs(9, 1, 64, 1, 8, 8, carry=False, masks=False, dtype=torch.float32)
+    k[:, at - 1] += 100
+    expected = native.causal_latte(p, k, v)[0][:, :at]
+    k[:, at] = float("nan")
+    assert torch.equal(native.causal_latte(p, k, v)[0][:, :at], expected)
+
+
 def test_masked_tokens_are_inert_whatever_they_hold():
     args = inputs(3, 2, 40, 2, 5, 7, carry=True, masks=True, dtype=torch.float32)
     mask = args[5]
@@ -144,6 +154,32 @@ def test_many_tokens_keep_moving_the_state():
     assert abs(float(a) - torch.tensor(float(T), dtype=torch.float64).log().item()) < 1e-6
     expected = v.double().cumsum(1) / torch.arange(1, T + 1, dtype=torch.float64).view(1, T, 1, 1)
     assert relative(y, expected) < 1e-4  # the mean itself is float32
+
+
+def test_an_output_written_past_the_caches_is_that_of_its_pieces():
+    """From 16 MiB on rows go straight to memory; smaller pieces don't. Whole chunks carry on bit by bit."""
+    T, piece, width = 9000, 3200, 59  # rows at any alignment
+    args = inputs(7, 1, T, 8, 9, width, carry=True, masks=False, dtype=torch.float32)
+    assert T * 8 * width * 4 >= 16 << 20 > piece * 8 * width * 4
+    whole, a_end, S_end = native.causal_latte(*args[:5])
+    a, S, start = args[3], args[4], 0
+    while start < T:
+        y, a, S = native.causal_latte(*(x[:, start : start + piece] for x in args[:3]), a, S)
+        assert torch.equal(y, whole[:, start : start + piece])
+        start += piece
+    assert torch.equal(a, a_end)
+    assert torch.equal(S, S_end)
+
+
+def test_quiet_masks_change_no_bit():
+    """A chunk without a masked token or a new document goes the fast way, as without any mask."""
+    p, k, v, *_ = inputs(8, 1, 100, 2, 16, 8, carry=False, masks=False, dtype=torch.float32)
+    seen, same = torch.ones(1, 100, dtype=torch.bool), torch.zeros(1, 100, dtype=torch.bool)
+    expected = native.causal_latte(p, k, v)
+    for x, y in zip(native.causal_latte(p, k, v, mask=seen, reset=same), expected, strict=True):
+        assert torch.equal(x, y)
+    seen[0, 70] = False  # in the third chunk: the two before it stay as they are
+    assert torch.equal(native.causal_latte(p, k, v, mask=seen, reset=same)[0][:, :64], expected[0][:, :64])
 
 
 def test_rising_keys_and_threads_agree():
