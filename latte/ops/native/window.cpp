@@ -245,7 +245,6 @@ void window_forward_typed(const WindowForward& w) {
                     panels<T>(w, s, i, rows, origin, stop);
                     for (int64_t r = 0; r < rows; ++r) copy_scaled(q + r * w.D, at<T>(w.q, s.b, i + r, h), w.D, T(w.scale));
                     if (rows < kBlock) memset(q + rows * w.D, 0, size_t((kBlock - rows) * w.D) * sizeof(T));
-                    for (int64_t r = i + rows; r < min64(i + rows + kBlock, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
                     scores(w, s, i, rows, q, w.D, w.D, kp, p, wide, origin, stop);
                     T inverse[kBlock];
                     for (int64_t tile = 0; tile < rows; tile += kTileRows) {
@@ -259,6 +258,10 @@ void window_forward_typed(const WindowForward& w) {
                             return Row<T>{p + (tile + r) * wide, lo, hi, w.seg_q ? w.seg_q[s.b * w.T + t] : 0,
                                           (T*)w.lse + (s.b * w.T + t) * w.H + h};
                         };
+                        // A few rows at a time, behind the arithmetic: what this block writes, and what the next one reads.
+                        for (int64_t r = i + tile; r < i + tile + n; ++r) fetch_row<1>(at<T>(w.y, s.b, r, h), w.V);
+                        for (int64_t r = i + tile + kBlock; r < min64(i + tile + n + kBlock, s.i0 + s.n); ++r)
+                            fetch_row(at<T>(w.q, s.b, r, h), w.D);
                         softmax_rows<T>(n, first * N, last * N, origin * N, ids, T(w.softcap), row, inverse + tile);
                     }
                     for (int64_t r = 0; r < rows; r += kTileRows) {
