@@ -33,8 +33,14 @@ class Figures:
         return None if figure is None else figure.best
 
     def ratio(self, suite: str, kind: str, ours: str, theirs: str, length: int) -> float | None:
-        """How many times as long theirs takes."""
+        """How many times as long theirs takes, each at its best."""
         mine, other = (self.best(suite, kind, name, length) for name in (ours, theirs))
+        return None if mine is None or other is None else other / mine
+
+    def usual_ratio(self, suite: str, kind: str, ours: str, theirs: str, length: int) -> float | None:
+        """How many times as long theirs takes, each by its median; None where one was timed once."""
+        pair = [self.by_key.get((suite, kind, name, length)) for name in (ours, theirs)]
+        mine, other = (f.median if f is not None and f.repeats > 1 else None for f in pair)
         return None if mine is None or other is None else other / mine
 
     def of(self, suite: str, kind: str, name: str) -> list[Figure]:
@@ -156,7 +162,8 @@ def _speed(
     look: Figures, point: str, text: str, suite: str, kind: str, ours: str, theirs: str, length: int, target: float
 ) -> Row:
     ratio = look.ratio(suite, kind, ours, theirs, length)
-    measured = "not measured" if ratio is None else f"{ratio:.1f}x"
+    usual = look.usual_ratio(suite, kind, ours, theirs, length)
+    measured = "not measured" if ratio is None else f"{ratio:.1f}x" + (f" (medians: {usual:.1f}x)" if usual else "")
     met = None if ratio is None else ratio >= target
     return Row(point, f"{text}: against {theirs}", measured, f"at least {target:g}x", met)
 

@@ -78,7 +78,7 @@ def run(
 
 def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
     if name == "ops":
-        return ops.run(replace(plan, repeats=2 * plan.repeats), peaks)  # short calls are disturbed most
+        return ops.run(replace(plan, repeats=3 * plan.repeats), peaks)  # short calls are disturbed most
     if name == "layers":
         # Shares of a peak: one call may fall into a slow moment of the machine.
         return layers.run(replace(plan, at_least=min(3, plan.repeats)), peaks, size)

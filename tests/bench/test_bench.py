@@ -91,8 +91,8 @@ def test_targets_are_met_or_not_by_ratios_of_one_run():
     figures = [
         *times("ops", "forward", ops.LATTE, {16384: 0.02}),
         *times("ops", "forward", ops.LISTING, {16384: 0.15}),
-        *times("ops", "forward", ops.NEAR, {4096: 0.02}),
-        *times("ops", "forward", ops.FLEX, {4096: 0.06}),
+        *times("ops", "forward", ops.NEAR, {4096: 0.02}, median=0.03, repeats=3),
+        *times("ops", "forward", ops.FLEX, {4096: 0.06}, median=0.12, repeats=3),
         *times("models", "training", OURS, {1024: 2.0, 2048: 1.0, 4096: 2.0}),
         *times("models", "training", TRANSFORMER, {1024: 1.0, 2048: 1.1, 4096: 4.0}),
         *times("decode", "decode", OURS, {1024: 0.010, 131072: 0.0104}, share_of_bandwidth=0.5),
@@ -107,7 +107,9 @@ def test_targets_are_met_or_not_by_ratios_of_one_run():
     assert found["1", "causal Latte, T = 16384, forward"].met is True
     assert found["1", "causal Latte, T = 16384, forward"].measured == "7.5x"
     assert found["1", "causal Latte, T = 4096, with gradient"].met is None
-    assert found["2", "window 128, T = 4096, forward"].met is False
+    near = found["2", "window 128, T = 4096, forward"]
+    assert near.met is False, "the best decide, though the medians are 4x"
+    assert near.measured == "3.0x (medians: 4.0x)"
     assert found["3", "largest share of mixing in a layer's forward pass"].measured == "15.0% at T = 1024"
     assert found["4", "training, transformer++'s time over ours, at its smallest"].measured == "1.10x at T = 2048"
     assert found["5", "decoding at context 131072 against 1024"].met is True
