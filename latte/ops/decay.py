@@ -15,8 +15,8 @@ from latte.ops.backends import choose_backend, compute_dtype, exact, wide_dtype
 from latte.ops.gated import (
     BLOCK,
     Chunks,
+    Rows,
     chunk_size,
-    from_chunks,
     gated_chunks,
     pad_tokens,
     seen_within,
@@ -175,7 +175,7 @@ def decay_attention_chunked(
         gate = q.new_zeros(1, 1, 1, 1).expand(*q.shape[:3], 1)
     segment_BT = segment_ids(reset, q)
     size = chunk_size(T)
-    outputs = []
+    outputs = Rows(v_BTHV, v.dtype)
     for start in range(0, T, BLOCK):
         block = slice(start, min(start + BLOCK, T))
         extra = -(block.stop - block.start) % size
@@ -201,8 +201,8 @@ def decay_attention_chunked(
         state = DecayState(sum_BHKV)
         # The state now belongs to the last token's document: number documents from there.
         segment_BT = segment_BT - segment[:, -1:]
-        outputs.append(from_chunks(y_BNHCV)[:, : block.stop - block.start])
-    return zero_padding(torch.cat(outputs, dim=1), mask).to(v_BTHV.dtype), state
+        outputs.append(y_BNHCV, block.stop - block.start)
+    return zero_padding(outputs.joined(), mask).to(v_BTHV.dtype), state
 
 
 def _prepare(

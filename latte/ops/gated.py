@@ -50,6 +50,34 @@ def from_chunks(y_BNHCV: Tensor) -> Tensor:
     return y_BNHCV.transpose(2, 3).flatten(1, 2)
 
 
+class Rows:
+    """The outputs of one block of tokens after the other, as one (B, T, H, V) tensor in the end.
+
+    Without gradients they are written where they belong at once: a long output is not held twice.
+    """
+
+    def __init__(self, like_BTHV: Tensor, dtype: torch.dtype) -> None:
+        once = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        self.whole = torch.empty(like_BTHV.shape, dtype=dtype, device=like_BTHV.device) if once else None
+        self.parts: list[Tensor] = []
+        self.length = 0
+
+    def append(self, y_BNHCV: Tensor, tokens: int) -> None:
+        if self.whole is None:
+            self.parts.append(from_chunks(y_BNHCV)[:, :tokens])
+            return
+        size = y_BNHCV.shape[3]
+        whole, rest = divmod(tokens, size)
+        place = self.whole[:, self.length : self.length + tokens]
+        place[:, : whole * size].unflatten(1, (-1, size)).copy_(y_BNHCV[:, :whole].transpose(2, 3))
+        if rest:
+            place[:, whole * size :].copy_(y_BNHCV[:, whole, :, :rest].transpose(1, 2))
+        self.length += tokens
+
+    def joined(self) -> Tensor:
+        return torch.cat(self.parts, dim=1) if self.whole is None else self.whole
+
+
 def chunk_size(tokens: int) -> int:
     """The chunk for ``tokens`` tokens: the usual one, or just enough sub-blocks for a short row."""
     return min(CHUNK, -(-tokens // SUB_BLOCK) * SUB_BLOCK)
@@ -67,31 +95,33 @@ def segments_before(segment_BNC: Tensor) -> Tensor:
     return F.pad(segment_BNC[:, :-1, -1], (1, 0))
 
 
-def gated_chunks(x: Chunks, state_BHKV: Tensor, within_BNHCV: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over one block of chunks: (outputs (B,N,H,C,V), final state (B,H,K,V)).
-
-    ``within`` are the outputs from keys of the same chunk, where a mechanism has a shorter way to them.
-    """
-    y_BNHCV = _within(x) if within_BNHCV is None else within_BNHCV
-
+def gated_chunks(x: Chunks, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the recurrence over one block of chunks: (outputs (B,N,H,C,V), final state (B,H,K,V))."""
     # What each chunk adds to the state, as seen from its end.
     last_BNHK = x.gate_BNHCK[..., -1, :]
     last_segment_BN = x.segment_BNC[..., -1]
     kept_BN1C1 = (x.segment_BNC == last_segment_BN[..., None])[:, :, None, :, None]
-    fade_BNHCK = _exp_where(x.q_BNHCK, kept_BN1C1, last_BNHK[..., None, :] - x.gate_BNHCK)
+    fade_BNHCK = exp_where(x.q_BNHCK, kept_BN1C1, last_BNHK[..., None, :] - x.gate_BNHCK)
     added_BNHKV = (x.k_BNHCK * fade_BNHCK).transpose(-1, -2) @ x.v_BNHCV
-    carry_BNHK = _exp_where(x.q_BNHCK, (last_segment_BN == x.segment_in_BN)[:, :, None, None], x.carry_BNHK)
+    carry_BNHK = exp_where(x.q_BNHCK, (last_segment_BN == x.segment_in_BN)[:, :, None, None], x.carry_BNHK)
+    before_BNHKV, after_BHKV = pass_states(carry_BNHK, added_BNHKV, state_BHKV)
+    return _within(x) + read_states(x, before_BNHKV), after_BHKV
 
+
+def pass_states(carry_BNHK: Tensor, added_BNHKV: Tensor, state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
+    """From chunk to chunk: the states before each (B,N,H,K,V), and after the last."""
     states = []
-    for n in range(added_BNHKV.shape[1]):
+    for carry_BHK, added_BHKV in zip(carry_BNHK.unbind(1), added_BNHKV.unbind(1), strict=True):
         states.append(state_BHKV)
-        state_BHKV = carry_BNHK[:, n, :, :, None] * state_BHKV + added_BNHKV[:, n]
-    before_BNHKV = torch.stack(states, dim=1)
+        state_BHKV = carry_BHK[..., None] * state_BHKV + added_BHKV
+    return torch.stack(states, dim=1), state_BHKV
 
-    # What each token reads of the state its chunk got.
+
+def read_states(x: Chunks, before_BNHKV: Tensor) -> Tensor:
+    """What each token reads of the state its chunk got."""
     reads_BN1C1 = (x.segment_BNC == x.segment_in_BN[..., None])[:, :, None, :, None]
-    reach_BNHCK = _exp_where(x.q_BNHCK, reads_BN1C1, x.gate_BNHCK - x.gate_in_BNHK[..., None, :])
-    return y_BNHCV + (x.q_BNHCK * reach_BNHCK) @ before_BNHKV, state_BHKV
+    reach_BNHCK = exp_where(x.q_BNHCK, reads_BN1C1, x.gate_BNHCK - x.gate_in_BNHK[..., None, :])
+    return (x.q_BNHCK * reach_BNHCK) @ before_BNHKV
 
 
 def _within(x: Chunks) -> Tensor:
@@ -103,7 +133,7 @@ def _within_scalar(x: Chunks) -> Tensor:
     """One gate for all channels: a plain product of queries and keys, faded by the time between them."""
     gate_BNHC = x.gate_BNHCK[..., 0]
     seen_BN1CC = seen_within(x.segment_BNC)[:, :, None]
-    fade_BNHCC = _exp_where(x.q_BNHCK, seen_BN1CC, gate_BNHC[..., :, None] - gate_BNHC[..., None, :])
+    fade_BNHCC = exp_where(x.q_BNHCK, seen_BN1CC, gate_BNHC[..., :, None] - gate_BNHC[..., None, :])
     return (x.q_BNHCK @ x.k_BNHCK.transpose(-1, -2) * fade_BNHCC) @ x.v_BNHCV
 
 
@@ -115,7 +145,7 @@ def within_channels(x: Chunks) -> Tensor:
         here = slice(start, min(start + SUB_BLOCK, C))
         q, k, v, gate = (t[..., here, :] for t in (x.q_BNHCK, x.k_BNHCK, x.v_BNHCV, x.gate_BNHCK))
         segment = x.segment_BNC[..., here]
-        fade = _exp_where(
+        fade = exp_where(
             x.q_BNHCK, seen_within(segment)[:, :, None, :, :, None], gate[..., :, None, :] - gate[..., None, :, :]
         )
         y = (q[..., :, None, :] * k[..., None, :, :] * fade).sum(-1) @ v
@@ -123,9 +153,9 @@ def within_channels(x: Chunks) -> Tensor:
             past = slice(0, start)
             pivot = x.gate_BNHCK[..., start - 1, None, :]
             pivot_segment = x.segment_BNC[..., start - 1, None]
-            reach = _exp_where(x.q_BNHCK, (segment == pivot_segment)[:, :, None, :, None], gate - pivot)
+            reach = exp_where(x.q_BNHCK, (segment == pivot_segment)[:, :, None, :, None], gate - pivot)
             held = (x.segment_BNC[..., past] == pivot_segment)[:, :, None, :, None]
-            fade_past = _exp_where(x.q_BNHCK, held, pivot - x.gate_BNHCK[..., past, :])
+            fade_past = exp_where(x.q_BNHCK, held, pivot - x.gate_BNHCK[..., past, :])
             weights = (q * reach) @ (x.k_BNHCK[..., past, :] * fade_past).transpose(-1, -2)
             y = y + weights @ x.v_BNHCV[..., past, :]
         outputs.append(y)
@@ -139,7 +169,7 @@ def seen_within(segment_NC: Tensor) -> Tensor:
     return causal & (segment_NC[..., :, None] == segment_NC[..., None, :])
 
 
-def _exp_where(like: Tensor, condition: Tensor, exponent: Tensor) -> Tensor:
+def exp_where(like: Tensor, condition: Tensor, exponent: Tensor) -> Tensor:
     """e to ``exponent`` (at most 0 wherever the condition holds), exactly 0 elsewhere, with no NaN in its gradient.
 
     In ``like``'s dtype: exponents may be wider, because they are differences of much larger numbers.

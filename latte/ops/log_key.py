@@ -23,11 +23,13 @@ from latte.ops.decay import document_attention
 from latte.ops.gated import (
     BLOCK,
     Chunks,
+    Rows,
     bounded_exp,
     chunk_size,
-    from_chunks,
-    gated_chunks,
+    exp_where,
     pad_tokens,
+    pass_states,
+    read_states,
     seen_within,
     segments_before,
     to_chunks,
@@ -40,7 +42,7 @@ from latte.state import State, require_state, state
 # The log of an empty sum. Finite, so that differences of it are numbers.
 EMPTY = -1e30
 # How far above or below the first logit of a chunk float32 can follow on its scale: e to twice this is still a number,
-# which the product of a query and a key of different documents may be, before it is set to 0.
+# which the product of a query and a key that it does not see may be, before it is set to 0.
 COMMON_RANGE = 38.0
 
 
@@ -150,7 +152,7 @@ def causal_latte_chunked(
     T, dtype = p_BTHM.shape[1], compute_dtype(p_BTHM)
     segment_BT = segment_ids(reset, p_BTHM)
     size = chunk_size(T)
-    outputs = []
+    outputs = Rows(v_BTHV, dtype)
     for start in range(0, T, BLOCK):
         block = slice(start, min(start + BLOCK, T))
         extra = -(block.stop - block.start) % size
@@ -162,98 +164,149 @@ def causal_latte_chunked(
         # Padding behind the row continues its last document with keys of no weight.
         segment = torch.cat([segment, segment[:, -1:].expand(-1, extra)], dim=1)
         p, k, v = pad_tokens(p, extra), pad_tokens(k, extra, EMPTY), pad_tokens(v, extra)
-        p, k, v, segments = (to_chunks(x, size) for x in (p, k, v, segment))
-        y_BNHCV, state = _block(p, k, v, segments, state)
+        segments = to_chunks(segment, size)
+        y_BNHCV, state = _block(
+            Block(
+                p.unflatten(1, (-1, size)),
+                k.unflatten(1, (-1, size)),
+                to_chunks(v, size),
+                segments,
+                segments_before(segments),
+            ),
+            state,
+        )
         # The state now belongs to the last token's document: number documents from there.
         segment_BT = segment_BT - segment[:, -1:]
-        outputs.append(from_chunks(y_BNHCV)[:, : block.stop - block.start])
-    return zero_padding(torch.cat(outputs, dim=1), mask).to(v_BTHV.dtype), state
+        outputs.append(y_BNHCV, block.stop - block.start)
+    return zero_padding(outputs.joined(), mask).to(v_BTHV.dtype), state
 
 
-def _block(
-    p_BNHCM: Tensor, k_BNHCM: Tensor, v_BNHCV: Tensor, segment_BNC: Tensor, state: LatteState
-) -> tuple[Tensor, LatteState]:
-    segment_in_BN = segments_before(segment_BNC)
-    # Log-normalisers within each chunk, then of everything before it, then both together; as wide as the state's,
-    # because e to their differences would show what float32 rounds off large ones.
-    k_BNHCM = k_BNHCM.to(state.log_norm_BHM.dtype)
-    scaled = None if torch.compiler.is_compiling() else _scale(k_BNHCM, segment_BNC)
-    local_BNHCM = _log_cumulative(k_BNHCM, segment_BNC, scaled)
-    ends_BNHM = local_BNHCM[..., -1, :]
-    upto_BNHM = _log_cumulative_by_doubling(
-        torch.cat([state.log_norm_BHM[:, None], ends_BNHM], dim=1).transpose(1, 2),
-        F.pad(segment_BNC[..., -1], (1, 0))[:, None],
+class Block(NamedTuple):
+    """One block of tokens, cut into N chunks of C; keys of no weight are EMPTY."""
+
+    p_BNCHM: Tensor
+    k_BNCHM: Tensor
+    v_BNHCV: Tensor
+    segment_BNC: Tensor
+    segment_in_BN: Tensor  # the document of the state that each chunk gets
+
+    def continues(self) -> Tensor:
+        """Which tokens belong to the document of the state that their chunk gets, (B, N, C)."""
+        return self.segment_BNC == self.segment_in_BN[..., None]
+
+
+def _block(x: Block, state: LatteState) -> tuple[Tensor, LatteState]:
+    before, after = _pass_states(x, state)
+    if torch.compiler.is_compiling():
+        return _on_own_scales(x, before), after
+    y_BNHCV, fits_BNHC1 = _on_one_scale(x, before)
+    if fits_BNHC1 is not None:
+        y_BNHCV = torch.where(fits_BNHC1, y_BNHCV, _on_own_scales(x, before))
+    return y_BNHCV, after
+
+
+class Before(NamedTuple):
+    """What each chunk gets: LatteState with an axis of chunks."""
+
+    log_norm_BNHM: Tensor
+    mean_BNHMV: Tensor
+
+
+def _pass_states(x: Block, state: LatteState) -> tuple[Before, LatteState]:
+    """From chunk to chunk. A chunk adds what it holds at its end, so its weights may be relative to its largest key.
+
+    Log-normalisers are as wide as the state's: e to their differences would show what float32 rounds off large ones.
+    """
+    narrow, wide = x.p_BNCHM.dtype, state.log_norm_BHM.dtype
+    last_BN = x.segment_BNC[..., -1]
+    kept_BNCHM = (x.segment_BNC == last_BN[..., None])[..., None, None] & (x.k_BNCHM > EMPTY / 2)
+    k_BNCHM = torch.where(kept_BNCHM, x.k_BNCHM, EMPTY)
+    top_BN1HM = k_BNCHM.detach().amax(dim=2, keepdim=True)
+    weight_BNCHM = torch.where(kept_BNCHM, bounded_exp(k_BNCHM - top_BN1HM), 0.0)
+    sum_BNHM, top_BNHM = weight_BNCHM.sum(dim=2, dtype=wide), top_BN1HM[:, :, 0].to(wide)
+    some_BNHM = sum_BNHM > 0
+    ends_BNHM = torch.where(some_BNHM, top_BNHM + torch.where(some_BNHM, sum_BNHM, 1.0).log(), EMPTY)
+    upto_BNHM = _log_cumulative(
+        torch.cat([state.log_norm_BHM[:, None], ends_BNHM], dim=1).transpose(1, 2), F.pad(last_BN, (1, 0))[:, None]
     ).transpose(1, 2)
     before_BNHM, after_BNHM = upto_BNHM[:, :-1], upto_BNHM[:, 1:]
-    gate_in_BNHM = -before_BNHM
-    continues_BN1C1 = (segment_BNC == segment_in_BN[..., None])[:, :, None, :, None]
+
+    share_BNHM1 = bounded_exp((top_BNHM - after_BNHM).to(narrow))[..., None]
+    added_BNHMV = share_BNHM1 * (weight_BNCHM.permute(0, 1, 3, 4, 2) @ x.v_BNHCV)
+    carry_BNHM = exp_where(x.p_BNCHM, (last_BN == x.segment_in_BN)[..., None, None], before_BNHM - after_BNHM)
+    before_BNHMV, after_BHMV = pass_states(carry_BNHM, added_BNHMV, state.mean_BHMV)
+    return Before(before_BNHM, before_BNHMV), LatteState(after_BNHM[:, -1], after_BHMV)
+
+
+def _on_one_scale(x: Block, before: Before) -> tuple[Tensor, Tensor | None]:
+    """Outputs with all weights of a chunk relative to its first key, which later ones cannot change.
+
+    Ordinary logits allow it: a weight is then a product of two factors. The second result says for which tokens all
+    factors were in range, a later key changing nothing for earlier tokens; None stands for all of them.
+    """
+    narrow = x.p_BNCHM.dtype
+    real_BNCHM = x.k_BNCHM > EMPTY / 2
+    first_BN = real_BNCHM.flatten(3).any(-1).to(torch.uint8).argmax(dim=-1)
+    index_BN1HM = first_BN[..., None, None, None].expand(-1, -1, 1, *x.k_BNCHM.shape[3:])
+    scale_BN1HM = x.k_BNCHM.detach().gather(2, index_BN1HM)
+    scale_BN1HM = torch.where(scale_BN1HM > EMPTY / 2, scale_BN1HM, 0.0)
+
+    above_BNCHM = x.k_BNCHM - scale_BN1HM
+    weight_BNCHM = torch.where(real_BNCHM, bounded_exp(above_BNCHM, COMMON_RANGE), 0.0)
+    seen_BNCC = seen_within(x.segment_BNC).to(narrow)
+    sum_BNCHM = (seen_BNCC @ weight_BNCHM.flatten(3)).view_as(weight_BNCHM)
+    above_BN1HM = before.log_norm_BNHM[:, :, None] - scale_BN1HM
+    carried_BN1HM = bounded_exp(above_BN1HM.to(narrow), COMMON_RANGE) * (above_BN1HM > EMPTY / 2)
+    continues_BNC11 = x.continues()[..., None, None]
+    norm_BNCHM = sum_BNCHM + carried_BN1HM * continues_BNC11
+
+    # The bound keeps what is out of range finite; a token that sees nothing has no weight to divide.
+    share_BNHCM = (x.p_BNCHM / norm_BNCHM.clamp_min(math.exp(-COMMON_RANGE - 1.0))).transpose(2, 3).contiguous()
+    weight_BNHCM = weight_BNCHM.transpose(2, 3).contiguous()
+    carried_BNHMV = carried_BN1HM[:, :, 0, ..., None] * before.mean_BNHMV
+    y_BNHCV = (share_BNHCM @ weight_BNHCM.mT * seen_BNCC[:, :, None]) @ x.v_BNHCV
+    y_BNHCV = y_BNHCV + (share_BNHCM @ carried_BNHMV) * continues_BNC11.transpose(2, 3)
+
+    with torch.no_grad():
+        least = math.exp(-COMMON_RANGE)
+        far_BN1HM = above_BN1HM > COMMON_RANGE
+        if not bool((above_BNCHM.amax() > COMMON_RANGE) | far_BN1HM.any() | (norm_BNCHM.amin() < least)):
+            return y_BNHCV, None
+        high_BNCHM = (above_BNCHM > COMMON_RANGE).to(torch.uint8).cummax(dim=2).values.bool()
+        low_BNCHM = (norm_BNCHM > 0) & (norm_BNCHM < least)
+        misfit_BNCHM = high_BNCHM | low_BNCHM | (far_BN1HM & continues_BNC11)
+        fits_BNHC1 = ~misfit_BNCHM.any(dim=-1, keepdim=True).transpose(2, 3)
+    return y_BNHCV, None if bool(fits_BNHC1.all()) else fits_BNHC1
+
+
+def _on_own_scales(x: Block, before: Before) -> Tensor:
+    """Outputs for any logits: every token's weights relative to its own log-normaliser."""
+    p_BNHCM, k_BNHCM = (t.transpose(2, 3) for t in (x.p_BNCHM, x.k_BNCHM))
+    wide_BNHCM = k_BNHCM.to(before.log_norm_BNHM.dtype)
+    log_norm_BNHCM = _log_cumulative(wide_BNHCM, x.segment_BNC[:, :, None])
     log_norm_BNHCM = torch.where(
-        continues_BN1C1, torch.logaddexp(local_BNHCM, -gate_in_BNHM[..., None, :]), local_BNHCM
+        x.continues()[:, :, None, :, None],
+        torch.logaddexp(log_norm_BNHCM, before.log_norm_BNHM[..., None, :]),
+        log_norm_BNHCM,
     )
     chunks = Chunks(
         p_BNHCM,
-        bounded_exp((k_BNHCM - log_norm_BNHCM).to(p_BNHCM.dtype)) * (k_BNHCM > EMPTY / 2),
-        v_BNHCV,
+        bounded_exp((wide_BNHCM - log_norm_BNHCM).to(p_BNHCM.dtype)) * (k_BNHCM > EMPTY / 2),
+        x.v_BNHCV,
         -log_norm_BNHCM,
-        gate_in_BNHM,
-        before_BNHM - after_BNHM,
-        segment_BNC,
-        segment_in_BN,
+        -before.log_norm_BNHM,
+        before.log_norm_BNHM - log_norm_BNHCM[..., -1, :],
+        x.segment_BNC,
+        x.segment_in_BN,
     )
-    y_BNHCV, mean_BHMV = gated_chunks(
-        chunks, state.mean_BHMV, None if scaled is None else _within(chunks, k_BNHCM, log_norm_BNHCM, scaled)
-    )
-    return y_BNHCV, LatteState(after_BNHM[:, -1], mean_BHMV)
+    return within_channels(chunks) + read_states(chunks, before.mean_BNHMV)
 
 
-class Scaled(NamedTuple):
-    """The keys of each chunk on one scale, the logit of its first key: with ordinary logits, weights are then products
-    of two factors. What doesn't fit takes the long way, token by token, so that a later key changes no bit."""
+def _log_cumulative(k_CM: Tensor, segment_C: Tensor) -> Tensor:
+    """log of the running sum of e^k over the axis before the last, restarting with each document.
 
-    scale_BNH1M: Tensor
-    sum_BNHCM: Tensor  # running sum of e^(k - scale), restarting with each document
-    fits_BNHCM: Tensor | None  # tokens for which all factors are in range; None: all of them
-
-
-def _scale(k_BNHCM: Tensor, segment_BNC: Tensor) -> Scaled:
-    real_BNHCM = k_BNHCM.detach() > EMPTY / 2
-    first_BNH1M = real_BNHCM.to(torch.uint8).argmax(dim=-2, keepdim=True)
-    scale_BNH1M = k_BNHCM.detach().gather(-2, first_BNH1M)
-    above_BNHCM = k_BNHCM - scale_BNH1M
-    weight_BNHCM = bounded_exp(above_BNHCM, COMMON_RANGE) * real_BNHCM
-    sum_BNHCM = seen_within(segment_BNC)[:, :, None].to(k_BNHCM.dtype) @ weight_BNHCM
-    with torch.no_grad():
-        high = above_BNHCM > COMMON_RANGE
-        low = (sum_BNHCM > 0) & (sum_BNHCM < math.exp(-COMMON_RANGE))
-        misfits = high | low
-        fits_BNHCM = ~(low | high.to(torch.uint8).cummax(dim=-2).values.bool()) if bool(misfits.any()) else None
-    return Scaled(scale_BNH1M, sum_BNHCM, fits_BNHCM)
-
-
-def _within(x: Chunks, k_BNHCM: Tensor, log_norm_BNHCM: Tensor, scaled: Scaled) -> Tensor:
-    """Outputs from keys of the same chunk: p e^{scale - a_t} times e^{k_s - scale}."""
-    narrow = x.q_BNHCK.dtype
-    reach_BNHCM = x.q_BNHCK * bounded_exp((scaled.scale_BNH1M - log_norm_BNHCM).to(narrow), COMMON_RANGE + 1)
-    weight_BNHCM = bounded_exp((k_BNHCM - scaled.scale_BNH1M).to(narrow), COMMON_RANGE) * (k_BNHCM > EMPTY / 2)
-    y_BNHCV = (reach_BNHCM @ weight_BNHCM.mT * seen_within(x.segment_BNC)[:, :, None]) @ x.v_BNHCV
-    if scaled.fits_BNHCM is None:
-        return y_BNHCV
-    return torch.where(scaled.fits_BNHCM.all(dim=-1, keepdim=True), y_BNHCV, within_channels(x))
-
-
-def _log_cumulative(k_BNHCM: Tensor, segment_BNC: Tensor, scaled: Scaled | None) -> Tensor:
-    """log of the running sum of e^k over the tokens of a chunk, restarting with each document."""
-    if scaled is None:
-        return _log_cumulative_by_doubling(k_BNHCM, segment_BNC[:, :, None])
-    some = scaled.sum_BNHCM > 0
-    log_BNHCM = torch.where(some, scaled.scale_BNH1M + torch.where(some, scaled.sum_BNHCM, 1.0).log(), EMPTY)
-    if scaled.fits_BNHCM is None:
-        return log_BNHCM
-    return torch.where(scaled.fits_BNHCM, log_BNHCM, _log_cumulative_by_doubling(k_BNHCM, segment_BNC[:, :, None]))
-
-
-def _log_cumulative_by_doubling(k_CM: Tensor, segment_C: Tensor) -> Tensor:
-    """The same over the axis before the last, for any logits: no sum ever meets a later one's scale."""
+    By doubling, for any logits: no sum ever meets a later one's scale.
+    """
     C = k_CM.shape[-2]
     distance = 1
     while distance < C:

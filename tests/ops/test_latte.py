@@ -74,6 +74,16 @@ def test_blocks_of_2048_tokens_join_without_a_seam(backend):
     assert_close(state.log_norm_BHM[2], k[2, 2100:].logsumexp(0))
 
 
+@pytest.mark.parametrize("tokens", [70, 2048, 2048 + 70])
+def test_rows_written_at_once_are_those_joined_for_gradients(tokens):
+    g = generator(2)
+    p, k, v = normal(g, 2, tokens, 3, 4).softmax(-1), normal(g, 2, tokens, 3, 4), normal(g, 2, tokens, 3, 5)
+    joined, _ = causal_latte(p, k, v.requires_grad_(), backend="torch")
+    with torch.no_grad():
+        written, _ = causal_latte(p, k, v, backend="torch")
+    assert torch.equal(written, joined)
+
+
 def test_keys_far_below_all_before_them_still_count_for_nothing_and_above_for_all():
     """A key 1e4 above the others takes all weight from the moment it is read; one 1e4 below takes none."""
     k = torch.tensor([0.0, 1e4, 0.0, -1e4, 2e4])[None, :, None, None]
