@@ -5,9 +5,9 @@
 LATTE_BEGIN
 
 LATTE_INLINE Vec<float> vsqrt(Vec<float> x) {
-#if defined(__AVX512F__)
+#if LATTE_BYTES == 64 && defined(__AVX512F__)
     return (Vec<float>)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX__)
+#elif LATTE_BYTES == 32 && defined(__AVX__)
     return (Vec<float>)_mm256_sqrt_ps((__m256)x);
 #else
     Vec<float> y{};

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds the kernels for 64-bit ARM and for this machine's instruction sets one by one, drives all of them over the same inputs
-# (check.cpp), ARM's by emulation, and compares what comes out. Needs aarch64-linux-gnu-g++ and qemu-aarch64.
+# Builds the kernels for 64-bit ARM, for this machine's instruction sets one by one, and with AVX-512's vectors of 64 bytes made of
+# AVX2's, drives all of them over the same inputs (check.cpp), ARM's by emulation, and compares what comes out. Needs
+# aarch64-linux-gnu-g++ and qemu-aarch64.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
@@ -19,11 +20,13 @@ build() { # name, compiler and flags
 
 build portable "${CXX:-c++}"
 build avx2 "${CXX:-c++}" -mavx2 -mfma
+build wide "${CXX:-c++}" -mavx2 -mfma -DLATTE_BYTES=64 -Wno-psabi
 build neon aarch64-linux-gnu-g++
 "$work/portable/check" tell >"$work/portable.txt"
 "$work/avx2/check" tell >"$work/avx2.txt"
+"$work/wide/check" tell >"$work/wide.txt"
 qemu-aarch64 "$work/neon/check" tell >"$work/neon.txt"
-for name in avx2 neon; do
+for name in avx2 wide neon; do
     # Sums of many terms, in other orders: float32 agrees to a few parts in 10^5 of the largest.
     paste -d ' ' "$work/portable.txt" "$work/$name.txt" | awk -v name="$name" '
         NF == 6 { d = $3 - $6; if (d < 0) d = -d; s = $3 < 0 ? -$3 : $3; d /= s + 1

@@ -32,13 +32,17 @@
 
 LATTE_BEGIN
 
+// Set from outside to try the code of another width: the compiler then builds a vector of narrower ones.
+#if !defined(LATTE_BYTES)
 #if defined(__AVX512F__)
-constexpr int kBytes = 64;
+#define LATTE_BYTES 64
 #elif defined(__AVX__)
-constexpr int kBytes = 32;
+#define LATTE_BYTES 32
 #else
-constexpr int kBytes = 16;
+#define LATTE_BYTES 16
 #endif
+#endif
+constexpr int kBytes = LATTE_BYTES;
 
 template <class T>
 struct Lanes;
@@ -124,13 +128,13 @@ LATTE_INLINE void settle_past_cache() {
 
 template <class M>
 LATTE_INLINE bool any(M mask) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if LATTE_BYTES == 64 && defined(__AVX512F__) && defined(__AVX512DQ__)
     return _mm512_movepi32_mask((__m512i)mask) != 0;
-#elif defined(__AVX__)
+#elif LATTE_BYTES == 32 && defined(__AVX__)
     return _mm256_movemask_ps((__m256)mask) != 0;
-#elif defined(__SSE2__)
+#elif LATTE_BYTES == 16 && defined(__SSE2__)
     return _mm_movemask_ps((__m128)mask) != 0;
-#elif defined(__aarch64__)
+#elif LATTE_BYTES == 16 && defined(__aarch64__)
     return vmaxvq_u32((uint32x4_t)mask) != 0;
 #else
     uint64_t words[sizeof(M) / 8], all = 0;
