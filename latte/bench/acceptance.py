@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from latte.bench import decode, ops
+from latte.bench import decode, ops, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.sizes import OURS, TRANSFORMER
 
@@ -111,17 +111,18 @@ def rows(figures: Sequence[Figure]) -> list[Row]:
     reads = [f for f in look.of("decode", "decode", OURS) if f.share_of_bandwidth is not None]
     llama = look.best("decode", "decode", decode.LLAMA, 1024)
     beside = "" if llama is None or near is None else f"; Llama takes {llama / near:.2f}x as long at 1024"
-    table.append(
-        _bound(
-            "5",
-            "weights read at batch 1, share of memory bandwidth" + beside,
-            [(f.share_of_bandwidth or 0.0, f.length) for f in reads],
-            lambda values: max(values),
-            lambda value: value >= 0.6,
-            "at least 60%",
-            "{:.1%} at context {}",
-        )
+    row = _bound(
+        "5",
+        "weights read at batch 1, share of memory bandwidth" + beside,
+        [(f.share_of_bandwidth or 0.0, f.length) for f in reads],
+        lambda values: max(values),
+        lambda value: value >= 0.6,
+        "at least 60%",
+        "{:.1%} at context {}",
     )
+    plain = [f.median for f in look.of("decode", "decode", yardsticks.SUM) if f.median is not None]
+    usual = [plain[0] / f.median for f in reads if plain and f.median is not None]
+    table.append(replace(row, measured=f"{row.measured} (medians: {max(usual):.1%})") if usual else row)
     memory = look.of("memory", "memory", OURS)
     doubled = [
         (b.best / a.best, b.length)

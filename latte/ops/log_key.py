@@ -6,7 +6,8 @@ state holds a and the mean S[l] = sum_s p(s|l,t) v_s, which is a convex combinat
     S_t = e^{a_{t-1} - a_t} S_{t-1} + e^{k_t - a_t} v_t^T        y_t = p(.|t)^T S_t
 
 This is a gated recurrence (gated.py) with cumulative gate -a and key e^{k - a}; every exponent is at most 0 for any
-logits, and nothing is ever compared with a maximum that the future could change.
+logits, and nothing is ever compared with a maximum that the future could change. Ordinary logits take a shorter way to
+the same outputs, relative to the first key of their chunk, with no logarithm a token.
 """
 
 from __future__ import annotations
