@@ -59,7 +59,8 @@ class LatteCache(Cache):
     def advance(self, states: tuple[State, ...], x_BTD: Tensor, mask: Tensor | None, reset: Tensor | None) -> None:
         """Take the layers' states after these tokens."""
         start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if self.state is None else self.state.count_B
-        _, count_B = positions(x_BTD, mask, reset, start_B)
+        plain = mask is None and reset is None  # as when writing token by token
+        count_B = start_B + x_BTD.shape[1] if plain else positions(x_BTD, mask, reset, start_B)[1]
         self.state = ModelState(states, count_B)
         self.length += x_BTD.shape[1]
 

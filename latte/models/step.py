@@ -5,10 +5,11 @@ Decoding reads every weight once a token. Everything else, module calls and smal
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,9 @@ class _Plan:
     modules: list[nn.Module]
     dropouts: list[nn.Dropout]
     families: list[tuple[dict[str, Any], list[nn.Module | None]]]  # what is registered where
-    weights: list[tuple[dict[str, Any], str, Tensor, int]]  # with the address that the kernel knows
+    places: list[tuple[dict[str, Any], str]]  # where each weight is registered
+    weights: list[Tensor]
+    addresses: list[int]  # of the weights, as the kernel knows them
 
     def holds(self) -> bool:
         """Nothing was wrapped, replaced, moved, watched by a hook or set to drop since the plan was made."""
@@ -50,10 +53,25 @@ class _Plan:
             return False
         if any(list(registered.values()) != children for registered, children in self.families):
             return False
-        for registered, name, weight, address in self.weights:
-            if registered.get(name) is not weight or weight.data_ptr() != address or not weight.is_contiguous():
-                return False
-        return True
+        # In one go through each list, not one loop over all: asked for every token.
+        now = [registered.get(name) for registered, name in self.places]
+        if not all(map(operator.is_, now, self.weights)) or not all(map(Tensor.is_contiguous, self.weights)):
+            return False
+        return list(map(Tensor.data_ptr, self.weights)) == self.addresses
+
+
+class _Made(NamedTuple):
+    """The last states that came from here: they need no check. Replaced as a whole: no interrupt leaves a mixture."""
+
+    states: list[weakref.ref[State]]
+    where: list[native.Addresses]
+    room: native.StateRoom  # for the next ones
+    batch: int
+
+    def are(self, states: Sequence[State], batch: int) -> bool:
+        if len(states) != len(self.states) or self.batch != batch:
+            return False
+        return all(made() is state for made, state in zip(self.states, states, strict=True))
 
 
 class TokenStep:
@@ -62,12 +80,11 @@ class TokenStep:
     def __init__(self, maker: type[PlanMaker] | None = None) -> None:
         self._maker = maker or PlanMaker
         self._plan: _Plan | None = None
-        self._made: list[weakref.ref[State]] = []  # the last states that came from here: they need no check
-        self._batch = 0  # rows of these
+        self._made: _Made | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
-        return {"_maker": self._maker, "_plan": None, "_made": [], "_batch": 0}
+        return TokenStep(self._maker).__dict__
 
     def __call__(
         self, blocks: nn.ModuleList, norm: nn.Module, x_B1D: Tensor, states: tuple[State, ...]
@@ -82,16 +99,21 @@ class TokenStep:
         plan = self._plan_for(blocks, norm, x_B1D.dtype)
         if plan is None or plan.sizes.width != x_B1D.shape[2]:
             return None
-        if not self._made_here(states, x_B1D.shape[0]):
+        made, batch = self._made, x_B1D.shape[0]
+        if made is not None and made.are(states, batch):
+            where, room = made.where, made.room
+        else:
             for block, state in zip(blocks, states, strict=True):
                 expected = self._maker.mixer_of(block).expected_state(x_B1D)
                 require_state("mixer 'latte'", state, expected)
             states = tuple(state.map(Tensor.contiguous) for state in states)
-        before = [_tensors(state) for state in states]
-        y_BD, after = native.token_step(x_B1D[:, 0], plan.norm_weight, plan.sizes, plan.layers, before)
-        made = [_state(tensors) for tensors in after]
-        self._made, self._batch = [weakref.ref(state) for state in made], x_B1D.shape[0]
-        return y_BD[:, None], made
+            before = [_tensors(state) for state in states]
+            where, room = [native.addresses(tensors) for tensors in before], native.StateRoom(before)
+        tensors, there = room.make()
+        y_BD = native.token_step(x_B1D[:, 0], plan.norm_weight, plan.sizes, plan.layers, where, there)
+        after = [_state(parts) for parts in tensors]
+        self._made = _Made([weakref.ref(state) for state in after], there, room, batch)
+        return y_BD[:, None], after
 
     def _plan_for(self, blocks: nn.ModuleList, norm: nn.Module, dtype: torch.dtype) -> _Plan | None:
         """The last plan if it still holds, or a new one, or None if there can be none."""
@@ -99,17 +121,12 @@ class TokenStep:
         known = plan is not None and plan.blocks is blocks and plan.norm is norm and plan.norm_weight.dtype == dtype
         if plan is not None and known and plan.holds():
             return plan
-        self._made = []
+        self._made = None
         try:
             self._plan = self._maker(dtype).plan(blocks, norm)
         except Unfit:
             self._plan = None
         return self._plan if self._plan is not None and self._plan.holds() else None
-
-    def _made_here(self, states: Sequence[State], batch: int) -> bool:
-        if len(states) != len(self._made) or self._batch != batch:
-            return False
-        return all(made() is state for made, state in zip(self._made, states, strict=True))
 
 
 def _serves(x_B1D: Tensor) -> bool:
@@ -153,7 +170,8 @@ class PlanMaker:
         self.modules: list[nn.Module] = []
         self.dropouts: list[nn.Dropout] = []
         self.parents: dict[nn.Module, None] = {}
-        self.weights: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        self.places: list[tuple[dict[str, Any], str]] = []
+        self.weights: list[Tensor] = []
         self.sizes: set[native.Sizes] = set()
 
     @staticmethod
@@ -171,7 +189,10 @@ class PlanMaker:
         self.modules.append(norm)
         weight = self.weight(norm, "weight", sizes.width)
         families = [(parent._modules, list(parent._modules.values())) for parent in self.parents]
-        return _Plan(blocks, norm, sizes, weight, fields, self.modules, self.dropouts, families, self.weights)
+        where = [weight.data_ptr() for weight in self.weights]
+        return _Plan(
+            blocks, norm, sizes, weight, fields, self.modules, self.dropouts, families, self.places, self.weights, where
+        )
 
     def layer(self, block: nn.Module) -> tuple[int, ...]:
         """The fields of one block; raises Unfit."""
@@ -257,7 +278,8 @@ class PlanMaker:
             raise Unfit
         if weight.dtype != self.dtype or not weight.is_contiguous():
             raise Unfit
-        self.weights.append((module._parameters, name, weight, weight.data_ptr()))
+        self.places.append((module._parameters, name))
+        self.weights.append(weight)
         return weight
 
 

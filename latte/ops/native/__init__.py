@@ -13,17 +13,30 @@ from latte.ops.native.pointwise import rms_norm, rotate, swiglu
 from latte.ops.native.product import FEW_ROWS, gated_product, products, rglru_step
 from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
-from latte.ops.native.token import LayerOptions, LayerState, LayerWeights, Sizes, layer_fields, token_step
+from latte.ops.native.token import (
+    Addresses,
+    LayerOptions,
+    LayerState,
+    LayerWeights,
+    Sizes,
+    StateRoom,
+    addresses,
+    layer_fields,
+    token_step,
+)
 from latte.ops.native.window import window_attention
 
 __all__ = [
     "EMPTY",
     "FEW_ROWS",
+    "Addresses",
     "LayerOptions",
     "LayerState",
     "LayerWeights",
     "Near",
     "Sizes",
+    "StateRoom",
+    "addresses",
     "available",
     "causal_latte",
     "decay_attention",

@@ -82,23 +82,66 @@ def layer_fields(weights: LayerWeights, options: LayerOptions) -> tuple[int, ...
     )
 
 
-def token_step(
-    x: Tensor, norm: Tensor, sizes: Sizes, layers: Sequence[tuple[int, ...]], states: Sequence[LayerState]
-) -> tuple[Tensor, list[LayerState]]:
-    """Hidden states (B, D) of one token a row, after the last norm, and the layers' new states.
+#: The addresses of a layer's state, part by part, 0 for None.
+Addresses = list[int]
 
-    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer what feeds its latents, log_norm and
-    mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window. They stay as
-    they are, and are contiguous. The caller has checked all: at one token that would cost more than the work.
+
+def addresses(state: LayerState) -> Addresses:
+    """Where a layer's state lies; its tensors are contiguous."""
+    return [library.pointer(tensor) for tensor in state]
+
+
+class StateRoom:
+    """Makes room for new states of all layers, of the sizes of given ones.
+
+    All tensors of one size come from one allocation: at one token, making dozens of them takes as long as a layer.
+    """
+
+    def __init__(self, states: Sequence[LayerState]) -> None:
+        kinds: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
+        for layer, state in enumerate(states):
+            for part, tensor in enumerate(state):
+                if tensor is not None:
+                    kinds.setdefault((tuple(tensor.shape), tensor.dtype), []).append((layer, part))
+        self._shape = (len(states), len(states[0]))
+        self._kinds = [(dtype, (len(places), *shape), places) for (shape, dtype), places in kinds.items()]
+
+    def make(self) -> tuple[list[list[Tensor | None]], list[Addresses]]:
+        """Tensors with anything in them, and where they lie."""
+        layers, parts = self._shape
+        tensors: list[list[Tensor | None]] = [[None] * parts for _ in range(layers)]
+        where = [[0] * parts for _ in range(layers)]
+        for dtype, shape, places in self._kinds:
+            together = torch.empty(shape, dtype=dtype)
+            address, size = together.data_ptr(), together.nbytes // len(places)
+            for (layer, part), tensor in zip(places, together.unbind(), strict=True):
+                tensors[layer][part] = tensor
+                where[layer][part] = address
+                address += size
+        return tensors, where
+
+
+def token_step(
+    x: Tensor,
+    norm: Tensor,
+    sizes: Sizes,
+    layers: Sequence[tuple[int, ...]],
+    states: Sequence[Addresses],
+    after: Sequence[Addresses],
+) -> Tensor:
+    """Hidden states (B, D) of one token a row, after the last norm; the layers' new states are written to ``after``.
+
+    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer where what feeds its latents, log_norm
+    and mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window lie. They stay
+    as they are. The caller has checked all: at one token that would cost more than the work.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
-    after = [tuple(None if tensor is None else torch.empty_like(tensor) for tensor in state) for state in states]
     fields: list[int] = []
     for fixed, old, new in zip(layers, states, after, strict=True):
         fields += fixed
-        fields += [0 if tensor is None else tensor.data_ptr() for tensor in old]
-        fields += [0 if tensor is None else tensor.data_ptr() for tensor in new]
+        fields += old
+        fields += new
     block = (ctypes.c_int64 * len(fields))(*fields)
     library.kernel("token")(
         (
@@ -110,4 +153,4 @@ def token_step(
             *(x.data_ptr(), norm.data_ptr(), y.data_ptr(), ctypes.addressof(block)),
         )
     )
-    return y, after
+    return y
