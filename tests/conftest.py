@@ -1,7 +1,9 @@
 """Settings of the whole suite: the same examples on every run, and no threads that only wait for each other."""
 
 import os
+import random
 
+import numpy
 import pytest
 import torch
 from hypothesis import Phase, settings
@@ -24,6 +26,14 @@ def threads(request: pytest.FixtureRequest) -> None:
     """One thread for the small tensors of most tests, which is many times faster than two; all for native kernels."""
     alone = "PYTEST_XDIST_WORKER" not in os.environ
     torch.set_num_threads(THREADS if alone and "native" in request.path.parts else 1)
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """The same draws in every run, whichever tests ran before in this process."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(params=BACKENDS)
