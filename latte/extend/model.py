@@ -18,7 +18,7 @@ from latte.mixers.feeds import Feed
 from latte.mixers.layers import PretrainedLinear
 from latte.mixers.rotary import Rotary
 from latte.models.cache import LatteCache
-from latte.models.decoder import padding_mask
+from latte.models.decoder import padding_mask, token_logits
 from latte.models.loss import next_token_loss
 from latte.models.step import TokenStep
 from latte.shapes import Axes
@@ -115,6 +115,16 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         cache = past_key_values
         if use_cache and cache is None:
             cache = LatteCache()
+        plain = reset is None and inputs_embeds is None and labels is None
+        if plain and cache is not None and input_ids is not None and return_logits is not False:
+            self._tell_rotary()
+            ends = self.base.model, self.get_output_embeddings()
+            logits = token_logits(self._step, *ends, input_ids, attention_mask, cache, logits_to_keep)
+            if logits is not None:
+                return CausalLMOutputWithPast(
+                    logits=cast("torch.FloatTensor", self.finish_logits(logits)),
+                    past_key_values=cache if use_cache else None,
+                )
         hidden_BTD, _ = self.read(input_ids, attention_mask, reset, cache, inputs_embeds)
         loss = None
         if labels is not None:
@@ -156,22 +166,18 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         axes = Axes("model")
         axes.bind("input", x_BTD, "BTD")
         axes.flags("reset", reset)
+        self._tell_rotary()
+        if cache is not None and mask is None and reset is None and mode == "extended":
+            hidden_BTD = self._step.hidden(body, x_BTD, cache)
+            if hidden_BTD is not None:
+                return hidden_BTD, Reading(mask, reset, None, share=share)
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
         reading = Reading(mask, reset, before, mode=cast(Any, mode), share=share)
-        self._tell_rotary()
-        stepped = None
-        if before is not None and mask is None and reset is None and mode == "extended":
-            stepped = self._step(body.layers, body.norm, x_BTD, before)
-        if stepped is not None:
-            hidden_BTD, states = stepped
-            reading.after.update(enumerate(states))
-        else:
-            for layer in body.layers:
-                x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
-            hidden_BTD = body.norm(x_BTD)
+        for layer in body.layers:
+            x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
         if cache is not None:
             cache.advance(tuple(reading.after[index] for index in range(len(body.layers))), x_BTD, mask, reset)
-        return hidden_BTD, reading
+        return body.norm(x_BTD), reading
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.finish_logits(self.get_output_embeddings()(hidden))
@@ -181,7 +187,7 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _tell_rotary(self) -> None:
         """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
-        if self.mixers[0].near._rotary is None:
+        if self.base.model.layers[0].self_attn.mixer.near._rotary is None:
             module = self.base.model.rotary_emb
             frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
             rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, PretrainedWindow
 from latte.mixers.latte import LatteMixer
 from latte.mixers.layers import Linear, PretrainedLinear
-from latte.models.step import PlanMaker, Unfit
+from latte.models.plan import PlanMaker, Unfit
 
 
 class ExtendedPlanMaker(PlanMaker):

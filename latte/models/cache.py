@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,41 @@ class ModelState(State):
 
     layers: tuple[State, ...]
     count_B: Tensor
+
+    @classmethod
+    def held(cls, holder: Holder) -> ModelState:
+        """A state that is somewhere else, and taken from there once someone looks: writing a token needs no look."""
+        state = object.__new__(cls)
+        state.hold(holder)
+        return state
+
+    def hold(self, holder: Holder) -> None:
+        """From now on have the same numbers there, and no longer here."""
+        self.__dict__["holder"] = holder
+        for name in self._names:
+            self.__dict__.pop(name, None)
+
+    @property
+    def holder(self) -> Holder | None:
+        """Where the numbers are, if not only here."""
+        return self.__dict__.get("holder")
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here only for what is not there.
+        holder = self.holder
+        if holder is None or name not in self._names:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return self.__dict__.setdefault(name, holder.layers() if name == "layers" else holder.counts())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+
+class Holder(Protocol):
+    """Holds the numbers of a :class:`ModelState` in a form of its own, and makes tensors of them when asked."""
+
+    def layers(self) -> tuple[State, ...]: ...
+    def counts(self) -> Tensor: ...
 
 
 class LatteCache(Cache):
@@ -52,17 +88,31 @@ class LatteCache(Cache):
             return None
         if len(self.state.layers) != layers:
             raise ValueError(f"the cache has states of {len(self.state.layers)} layers, expected {layers}")
-        if self.state.count_B.shape[0] != x_BTD.shape[0]:
-            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
+        self.count_for(x_BTD)
         return self.state.layers
+
+    def count_for(self, x_BTD: Tensor) -> Tensor:
+        """How many tokens of its document each row has read before these.
+
+        Raises:
+            ValueError: it is of another batch.
+        """
+        B = x_BTD.shape[0]
+        if self.state is None:
+            return x_BTD.new_zeros(B, dtype=torch.long)
+        if self.state.count_B.shape[0] != B:
+            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {B}")
+        return self.state.count_B
 
     def advance(self, states: tuple[State, ...], x_BTD: Tensor, mask: Tensor | None, reset: Tensor | None) -> None:
         """Take the layers' states after these tokens."""
-        start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if self.state is None else self.state.count_B
-        plain = mask is None and reset is None  # as when writing token by token
-        count_B = start_B + x_BTD.shape[1] if plain else positions(x_BTD, mask, reset, start_B)[1]
-        self.state = ModelState(states, count_B)
-        self.length += x_BTD.shape[1]
+        count_B = positions(x_BTD, mask, reset, self.count_for(x_BTD))[1]
+        self.replace(ModelState(states, count_B), x_BTD.shape[1])
+
+    def replace(self, state: ModelState, tokens: int) -> None:
+        """Take the state after so many more tokens."""
+        self.state = state
+        self.length += tokens
 
     def snapshot(self) -> tuple[ModelState | None, int]:
         """A moment to come back to with :meth:`rollback`."""

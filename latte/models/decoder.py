@@ -94,29 +94,26 @@ class LatteModel(LattePreTrainedModel):
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if use_cache and cache is None and not self.config.bidirectional:
             cache = LatteCache()
-        before = None if cache is None else cache.states_for(x_BTD, len(self.layers))
         if self.embed_positions is not None:
-            read_B = None if cache is None or cache.state is None else cache.state.count_B
-            start_B = x_BTD.new_zeros(x_BTD.shape[0], dtype=torch.long) if read_B is None else read_B
-            place_BT, _ = positions(x_BTD, mask, reset, start_B)
+            place_BT, _ = positions(x_BTD, mask, reset, (cache or LatteCache()).count_for(x_BTD))
             x_BTD = x_BTD + self.embed_positions(self._known_places(place_BT))
         x_BTD = self.dropout(x_BTD)
         hidden = [x_BTD] if output_hidden_states else None
         stepped = None
-        if before is not None and mask is None and reset is None and hidden is None:
-            stepped = self._step(self.layers, self.norm, x_BTD, before)
+        if cache is not None and mask is None and reset is None and hidden is None:
+            stepped = self._step.hidden(self, x_BTD, cache)
         if stepped is not None:
-            x_BTD, states = stepped
+            x_BTD = stepped
         else:
-            states = []
+            before, states = None if cache is None else cache.states_for(x_BTD, len(self.layers)), []
             for index, block in enumerate(self.layers):
                 x_BTD, after = block(x_BTD, None if before is None else before[index], mask, reset)
                 states.append(after)
                 if hidden is not None:
                     hidden.append(x_BTD)
             x_BTD = self.norm(x_BTD)
-        if cache is not None:
-            cache.advance(tuple(states), x_BTD, mask, reset)
+            if cache is not None:
+                cache.advance(tuple(states), x_BTD, mask, reset)
         return BaseModelOutputWithPast(
             last_hidden_state=cast("torch.FloatTensor", x_BTD),
             past_key_values=cache if use_cache else None,
@@ -145,6 +142,7 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
             raise ValueError("config.bidirectional is True, expected False: a language model must not see the future")
         self.model = LatteModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._step = TokenStep()
         self.post_init()
 
     def forward(
@@ -168,6 +166,13 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
         are left out, since the loss never forms them whole: ``return_logits=True`` asks for them all the same.
         ``logits_to_keep`` keeps those of the last tokens only. See :meth:`LatteModel.forward` for the rest.
         """
+        plain = reset is None and inputs_embeds is None and labels is None and not output_hidden_states
+        if plain and past_key_values is not None and input_ids is not None and return_logits is not False:
+            ends = self.model, self.lm_head
+            logits = token_logits(self._step, *ends, input_ids, attention_mask, past_key_values, logits_to_keep)
+            if logits is not None:
+                cache = None if use_cache is False else past_key_values
+                return CausalLMOutputWithPast(logits=cast("torch.FloatTensor", logits), past_key_values=cache)
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False
         outputs = self.model(
@@ -217,11 +222,28 @@ class LatteForCausalLM(LattePreTrainedModel, GenerationMixin):
         return False  # forward makes its own
 
 
-def padding_mask(attention_mask: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+def token_logits(
+    step: TokenStep,
+    body: nn.Module,
+    head: nn.Module,
+    ids_BT: Tensor,
+    attention_mask: Tensor | None,
+    cache: LatteCache,
+    keep: int | Tensor,
+) -> Tensor | None:
+    """Logits behind one token a row in one native call, the cache advanced; None where modules have to be called."""
+    if ids_BT.dim() != 2 or ids_BT.shape[1] != 1 or not isinstance(keep, int) or keep < 0:
+        return None
+    if padding_mask(attention_mask, ids_BT) is not None:
+        return None
+    return step.logits(body, head, ids_BT, cache)
+
+
+def padding_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     """The (B, T) boolean mask of these tokens, or None where none is padding."""
     if attention_mask is None:
         return None
-    B, T = x_BTD.shape[:2]
+    B, T = tokens.shape[:2]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != B or attention_mask.shape[1] < T:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, expected ({B}, {T}), or more columns with a cache"

@@ -78,6 +78,12 @@ def test_what_is_changed_or_watched_is_seen(monkeypatch, calls):
     handle.remove()
     assert len(calls) == 24
     assert len(seen) == 1 + 12 + 12
+    seen.clear()
+    handle = model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(1))
+    compare(model, 1, monkeypatch)
+    handle.remove()
+    assert len(calls) == 36  # the layers are still served
+    assert len(seen) == 1 + 12 + 12
     model.base.model.layers[0].mlp.act_fn = torch.nn.GELU()
     compare(model, 1, monkeypatch)
-    assert len(calls) == 24
+    assert len(calls) == 36

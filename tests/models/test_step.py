@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -152,10 +153,20 @@ def test_new_weights_count_at_the_next_token(monkeypatch, calls):
         weights = {name: weight.clone() * 0.9 for name, weight in model.state_dict().items()}
         model.load_state_dict(weights, assign=True)
 
+    def other_embedding() -> None:
+        model.model.embed_tokens.weight = nn.Parameter(model.model.embed_tokens.weight.detach().flip(0))
+
+    def other_head() -> None:
+        model.lm_head = nn.Linear(32, model.config.vocab_size, bias=False)
+
+    def biased_head() -> None:
+        model.lm_head = nn.Linear(32, model.config.vocab_size)
+
     def other_blocks() -> None:
         model.model.layers = nn.ModuleList(reversed(list(model.model.layers)))
 
-    for change in (in_place, other_memory, transposed, other_parameter, other_layer, loaded, other_blocks):
+    changes = (in_place, other_memory, transposed, other_parameter, other_layer, loaded, other_embedding, other_head)
+    for change in (*changes, biased_head, other_blocks):
         before = decode(model, ids, cache.fork())
         with torch.no_grad():
             change()
@@ -188,13 +199,17 @@ def test_watched_and_wrapped_layers_are_called(calls):
         seen.append(1)
 
     block = model.model.layers[0]
-    for module in (block, block.mlp, block.mixer.feed, block.mixer.window, block.mixer_norm, model.model.norm):
+    inside = (block, block.mlp, block.mixer.feed, block.mixer.window, block.mixer_norm, model.model.norm)
+    ends = (model.model, model.model.embed_tokens, model.model.dropout, model.lm_head)
+    for module in (*inside, *ends):
         for register in (module.register_forward_hook, module.register_forward_pre_hook):
             seen.clear()
             handle = register(watch)
+            calls.clear()
             torch.testing.assert_close(decode(model, ids, cache.fork()), plain, atol=1e-5, rtol=1e-5)
             handle.remove()
             assert len(seen) == 2
+            assert len(calls) == (2 if module in ends else 0)  # the layers are served where only the ends are watched
     seen.clear()
     handle = nn.modules.module.register_module_forward_hook(watch)
     decode(model, ids, cache.fork())
@@ -267,14 +282,117 @@ def test_copies_and_other_dtypes_step_by_themselves(calls):
     assert len(calls) == 21
 
 
-def test_the_head_is_called_where_it_is_watched():
-    model, ids, seen = tiny_model("latte-r-swa++"), token_ids(1, 1), []
+@torch.no_grad()
+def test_hidden_states_and_given_embeddings(monkeypatch, calls):
+    """Without ids or without a head the kernel still serves the layers."""
+    model, ids = tiny_model("latte-r-swa++"), token_ids(2, 1)
+    cache = model(token_ids(2, 5)).past_key_values
+    wanted = model(ids, past_key_values=cache.fork()).logits
+    hidden = model.model(ids, past_key_values=cache.fork()).last_hidden_state
+    torch.testing.assert_close(model.lm_head(hidden), wanted, atol=1e-5, rtol=1e-5)
+    embedded = model.model.embed_tokens(ids)
+    torch.testing.assert_close(
+        model(inputs_embeds=embedded, past_key_values=cache.fork()).logits, wanted, atol=1e-5, rtol=1e-5
+    )
+    assert len(calls) == 3
+
+
+@torch.no_grad()
+def test_ids_that_are_no_words_are_refused_and_nothing_is_read(calls):
+    model = tiny_model("latte-r-swa++")
+    cache = model(token_ids(1, 5)).past_key_values
+    wanted = model(token_ids(1, 1), past_key_values=cache.fork()).logits
+    calls.clear()
+    for word in (-1, model.config.vocab_size):
+        with pytest.raises(IndexError):
+            model(torch.tensor([[word]]), past_key_values=cache)
+    assert cache.length == 5
+    assert not calls
+    narrow = model(token_ids(1, 1).int(), past_key_values=cache).logits
+    torch.testing.assert_close(narrow, wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_what_is_given_back(keep, calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(2, 1)
+    cache = model(token_ids(2, 5)).past_key_values
+    mask = torch.ones(2, 6, dtype=torch.long)
+    outputs = model(ids, past_key_values=cache, attention_mask=mask, logits_to_keep=keep)
+    assert outputs.logits.shape == (2, 1, model.config.vocab_size)
+    assert outputs.past_key_values is cache
+    assert cache.length == 6
+    assert cache.state.count_B.tolist() == [6, 6]
+    assert model(ids, past_key_values=cache, use_cache=False).past_key_values is None
+    assert cache.length == 7
+    assert len(calls) == 2
+
+
+@torch.no_grad()
+def test_learned_positions_are_added_to_each_token(monkeypatch, calls):
+    model = tiny_model("latte-r-swa++", position_embedding="learned", max_position_embeddings=40)
+    cache = model(token_ids(2, 7)).past_key_values
+    got, wanted, *_ = both_ways(model, token_ids(2, 5, seed=3), cache, monkeypatch)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert len(calls) == 5
+
+
+@torch.no_grad()
+def test_a_written_state_is_a_state_like_any_other(tmp_path, calls):
+    """It lies in one block of memory until someone looks."""
+    model, ids = tiny_model("latte-r-swa++", sinks=1), token_ids(2, 4)
+    cache = model(ids).past_key_values
+    seen = {name: tensor.clone() for name, tensor in cache.state.tensors()}
+    first = cache.snapshot()
+    decode(model, ids, cache)
+    assert len(calls) == 4
+    assert cache.state.holder is not None
+    for (name, tensor), (other, kept) in zip(first[0].tensors(), seen.items(), strict=True):
+        assert name == other
+        assert torch.equal(tensor, kept), name  # moved, not changed
+    state = cache.state
+    cache.save(tmp_path / "state.safetensors")
+    twins = [copy.deepcopy(state), copy.copy(state), pickle.loads(pickle.dumps(state)), state.fork()]
+    twins += [LatteCache.load(tmp_path / "state.safetensors").state, state.map(torch.clone)]
+    leaves, spec = torch.utils._pytree.tree_flatten(state)
+    twins.append(torch.utils._pytree.tree_unflatten(leaves, spec))
+    wanted = decode(model, ids, cache)
+    for twin in twins:
+        assert torch.equal(decode(model, ids, LatteCache(twin, 8)), wanted)
+    # What was written since has left it as it was.
+    assert torch.equal(decode(model, ids, LatteCache(state, 8)), wanted)
+    with pytest.raises(AttributeError, match="has no 'nothing'"):
+        _ = state.nothing
+
+
+def test_a_state_with_a_history_keeps_it(calls):
+    """Moved into a block it would lose its gradient."""
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    cache = model(ids).past_key_values
+    state = cache.state
+    plain = decode(model, ids, cache)
+    assert len(calls) == 3
+    assert state.holder is None
+    loss = model(ids, past_key_values=LatteCache(state, 3)).logits.square().sum()
+    assert torch.autograd.grad(loss, state.layers[0].latents.mean_BHMV)[0].abs().max() > 0
+    assert torch.equal(decode(model, ids, LatteCache(state.detach(), 3)), plain)
+
+
+def test_two_threads_write_from_one_state(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 30)
     with torch.no_grad():
         cache = model(ids).past_key_values
-        plain = model(ids, past_key_values=cache.fork()).logits
-        model.lm_head.register_forward_hook(lambda *given: seen.append(1))
-        torch.testing.assert_close(model(ids, past_key_values=cache.fork()).logits, plain, atol=1e-5, rtol=1e-5)
-    assert seen == [1]
+    wanted = decode(model, ids, cache.fork())
+    moment = cache.snapshot()
+
+    def written(_: int) -> Tensor:
+        own = LatteCache()
+        own.rollback(moment)
+        return decode(model, ids, own)
+
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(written, range(8)):
+            assert torch.equal(got, wanted)
 
 
 def test_a_state_may_have_any_strides(calls):

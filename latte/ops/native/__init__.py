@@ -14,13 +14,12 @@ from latte.ops.native.product import FEW_ROWS, gated_product, products, rglru_st
 from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
 from latte.ops.native.token import (
-    Addresses,
     LayerOptions,
     LayerState,
     LayerWeights,
     Sizes,
-    StateRoom,
-    addresses,
+    StateLayout,
+    TokenModel,
     layer_fields,
     token_step,
 )
@@ -29,14 +28,13 @@ from latte.ops.native.window import window_attention
 __all__ = [
     "EMPTY",
     "FEW_ROWS",
-    "Addresses",
     "LayerOptions",
     "LayerState",
     "LayerWeights",
     "Near",
     "Sizes",
-    "StateRoom",
-    "addresses",
+    "StateLayout",
+    "TokenModel",
     "available",
     "causal_latte",
     "decay_attention",

@@ -192,7 +192,13 @@ struct Decode {
     const uint8_t *mask, *reset;  // (B) or null
 };
 
-// A layer of the model with its state before and after the token; what a layer does not have is null.
+// Where the parts of a layer's state lie, in bytes from the start of the block that holds all layers'; negative where it has none.
+struct Parts {
+    int64_t h;  // (B, D) of the recurrence, or the convolution's last inputs (B, taps - 1, D)
+    int64_t fed, log_norm, mean, ring_k, ring_v, sink_k, sink_v, count;
+};
+
+// A layer of the model; what a layer does not have is null.
 struct Layer {
     int64_t M, R, N, windowed, coupled, exact_from, taps;  // as in Decode; taps of the convolution
     double softcap, power, scale, stretch;
@@ -200,25 +206,22 @@ struct Layer {
     // What feeds the latents: an RG-LRU, a convolution (D, taps) with the present token's tap last, or where both are null x itself.
     const void *gate_weight, *gate_bias, *decay, *conv;
     const void *feed_norm, *latent_q, *latent_k, *slot_bias, *speeds, *o, *mlp_norm, *gate, *up, *down;
-    const void* h0;  // (B, D) of the recurrence, or the convolution's last inputs (B, taps - 1, D)
-    const int64_t* fed0;
-    const double* log_norm0;
-    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;
-    const int64_t* count0;
-    void* h1;
-    int64_t* fed1;
-    double* log_norm1;
-    void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
-    int64_t* count1;
+    Parts state;
 };
 
 // One token a row through all layers and the last norm. Heads are V wide, keys too; the MLP is I wide inside.
 struct Token {
     int64_t is_double, threads, B, D, H, G, V, I, layers;
     double eps;
-    const void *x, *norm;  // (B, D), (D)
-    void* y;               // (B, D)
+    const void* x;  // (B, D), or null: then it is the rows `ids` of the embedding
+    const int64_t* ids;
+    const void *embedding, *norm;  // (_, D), (D)
+    int64_t words;                 // rows of the head; 0 where there is none
+    const void* head;              // (words, D)
+    void* y;                       // (B, words) logits, or (B, D) without a head
     const Layer* layer;
+    const char* before;  // the layers' states
+    char* after;
 };
 
 }  // namespace latte

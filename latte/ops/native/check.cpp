@@ -5,7 +5,11 @@
 #include <string.h>
 
 #include <memory>
+#include <type_traits>
 #include <vector>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "args.h"
 
@@ -59,10 +63,23 @@ struct Pool {
     U* output(int64_t n) {
         U* p = (U*)raw(size_t(n) * sizeof(U));
         memset((void*)p, 0, size_t(n) * sizeof(U));
-        outputs.push_back({(char*)p, size_t(n) * sizeof(U)});
-        (sizeof(U) == 8 ? doubles : singles).push_back({p, n});
+        remember((char*)p, n, sizeof(U));
         return p;
     }
+    void remember(char* p, int64_t n, size_t size) {
+        outputs.push_back({p, size_t(n) * size});
+        (size == 8 ? doubles : singles).push_back({p, n});
+    }
+#if defined(__SANITIZE_ADDRESS__)
+    std::vector<std::pair<char*, size_t>> poisoned;
+    void poison(char* p, int64_t bytes) {
+        __asan_poison_memory_region(p, size_t(bytes));
+        poisoned.push_back({p, size_t(bytes)});
+    }
+    ~Pool() {
+        for (auto& p : poisoned) __asan_unpoison_memory_region(p.first, p.second);
+    }
+#endif
     bool finite() const {
         double sum = 0;
         for (auto& o : doubles)
@@ -93,6 +110,60 @@ struct Pool {
         return view(random(B * Tn * H * width, low, high), Tn, H, width, outer);
     }
     latte::View out(int64_t B, int64_t Tn, int64_t H, int64_t width) { return view(output(B * Tn * H * width), Tn, H, width, false); }
+};
+
+// The states of all layers in one block. AddressSanitizer sees a step past the end of a part: what lies between two is poisoned.
+struct StateBlock {
+    struct Part {
+        int64_t at, n;
+        size_t size;
+        bool whole;
+    };
+    std::vector<Part> parts;
+    int64_t bytes = 0;
+
+    template <class U>
+    int64_t part(int64_t n) {
+        parts.push_back({bytes, n, sizeof(U), std::is_integral<U>::value});
+        bytes += (n * int64_t(sizeof(U)) + 127) / 64 * 64;
+        return parts.back().at;
+    }
+    template <class T>
+    const char* before(Pool<T>& pool) const {
+        char* block = pool.raw(size_t(bytes));
+        for (const Part& part : parts)
+            for (int64_t i = 0; i < part.n; ++i) {
+                char* p = block + part.at + i * int64_t(part.size);
+                if (part.whole)
+                    *(int64_t*)p = int64_t(9 * uniform());
+                else if (part.size == 8)
+                    *(double*)p = 2 * uniform() - 1;
+                else
+                    *(float*)p = float(2 * uniform() - 1);
+            }
+        return guarded(pool, block);
+    }
+    template <class T>
+    char* after(Pool<T>& pool) const {
+        char* block = pool.raw(size_t(bytes));
+        memset(block, 0, size_t(bytes));
+        for (const Part& part : parts) pool.remember(block + part.at, part.n, part.size);
+        return guarded(pool, block);
+    }
+
+  private:
+    template <class T>
+    char* guarded(Pool<T>& pool, char* block) const {
+#if defined(__SANITIZE_ADDRESS__)
+        for (const Part& part : parts) {
+            const int64_t length = part.n * int64_t(part.size);
+            pool.poison(block + part.at + length, (length + 127) / 64 * 64 - length);
+        }
+#else
+        (void)pool;
+#endif
+        return block;
+    }
 };
 
 int failures = 0;
@@ -234,6 +305,7 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         auto any = [&](int64_t n) { return p.random(n, -1, 1); };
                         const double* speeds = extra ? nullptr : p.template random<double>(width, 0, 1);
                         std::vector<latte::Layer> layers;
+                        StateBlock state;
                         // With a window and a recurrence, and with a convolution alone.
                         for (int64_t windowed : {1, 0}) {
                             const int64_t R = windowed ? 5 : 0, slots = M + windowed, n = windowed ? N : 0;
@@ -243,24 +315,26 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             w.mixer_norm = any(D), w.mlp_norm = any(D), w.feed_norm = extra ? any(D) : nullptr, w.v = any(G * K * D);
                             w.latent_q = any(H * slots * D), w.latent_k = any(H * M * D), w.o = any(D * H * K);
                             w.gate = any(I * D), w.up = any(I * D), w.down = any(D * I);
-                            w.log_norm0 = p.template random<double>(B * H * M, -1, 1), w.mean0 = any(B * H * M * K);
-                            w.log_norm1 = p.template output<double>(B * H * M), w.mean1 = p.output(B * H * M * K);
+                            w.state = {-1, -1, state.part<double>(B * H * M), state.part<T>(B * H * M * K), -1, -1, -1, -1, -1};
                             if (windowed) {
                                 w.q = any(H * K * D), w.k = any(G * K * D), w.slot_bias = extra ? any(H) : nullptr, w.speeds = speeds;
                                 w.gate_weight = any(2 * H * width * width), w.gate_bias = any(2 * D), w.decay = any(D);
-                                w.h0 = any(B * D), w.h1 = p.output(B * D);
-                                w.fed0 = p.template random<int64_t>(B, 0, 3), w.fed1 = p.template output<int64_t>(B);
-                                w.ring_k0 = any(B * R * G * K), w.ring_v0 = any(B * R * G * K), w.sink_k0 = any(B * n * G * K), w.sink_v0 = any(B * n * G * K);
-                                w.ring_k1 = p.output(B * R * G * K), w.ring_v1 = p.output(B * R * G * K);
-                                w.sink_k1 = p.output(B * n * G * K), w.sink_v1 = p.output(B * n * G * K);
-                                w.count0 = p.template random<int64_t>(B, 0, 9), w.count1 = p.template output<int64_t>(B);
+                                w.state.h = state.part<T>(B * D), w.state.fed = state.part<int64_t>(B);
+                                w.state.ring_k = state.part<T>(B * R * G * K), w.state.ring_v = state.part<T>(B * R * G * K);
+                                w.state.sink_k = state.part<T>(B * n * G * K), w.state.sink_v = state.part<T>(B * n * G * K);
+                                w.state.count = state.part<int64_t>(B);
                             } else {
                                 w.taps = extra ? 3 : 1, w.conv = any(D * w.taps);
-                                w.h0 = any(B * (w.taps - 1) * D), w.h1 = p.output(B * (w.taps - 1) * D);
+                                w.state.h = state.part<T>(B * (w.taps - 1) * D);
                             }
                             layers.push_back(w);
                         }
-                        latte::Token t{d, threads, B, D, H, G, K, I, 2, 1e-6, any(B * D), any(D), p.output(B * D), layers.data()};
+                        latte::Token t{d, threads, B, D, H, G, K, I, 2, 1e-6, any(B * D), nullptr, nullptr, any(D), 0, nullptr, p.output(B * D), layers.data(),
+                                       state.before(p), state.after(p)};
+                        token(&t);
+                        const int64_t words = 11;  // and from ids to logits
+                        t.x = nullptr, t.ids = p.template random<int64_t>(B, 0, double(words)), t.embedding = t.head = any(words * D);
+                        t.words = words, t.y = p.output(B * words), t.after = state.after(p);
                         token(&t);
                     });
                     for (int64_t left : {0, 7, 40})

@@ -122,16 +122,32 @@ struct Row {
         for (int64_t i = 0; i < slots; ++i) p[i] /= total;
     }
 
+    // The log-normalisers of a few latents moved on by one token, and the share that its value has of each mean. Differences are
+    // taken in double precision; what is left of them after exp is a number that T's precision is enough for.
+    void move_on(const T* k, int64_t at, int64_t n, T* shares) const {
+        constexpr int W = kWidth<T>, L = kWidth<double>;
+        double high[W] = {}, after[W];
+        T x[W] = {};
+        for (int64_t i = 0; i < n; ++i) {
+            const double before = fresh ? kEmpty : g.log_norm0[at + i], now = double(k[i]);
+            high[i] = before > now ? before : now;
+            x[i] = T((before > now ? now : before) - high[i]);
+        }
+        store(x, vexp(load(x)));
+        for (int64_t i = 0; i < W; i += L) {
+            Vec<double> more;
+            for (int j = 0; j < L; ++j) more[j] = double(x[i + j]);
+            store(after + i, load(high + i) + vlog1p(more));
+        }
+        for (int64_t i = 0; i < n; ++i) g.log_norm1[at + i] = after[i], x[i] = T(double(k[i]) - after[i]);
+        store_some(shares, vexp(load(x)), n);
+    }
+
     // Move the latents of a head on by one token and add what they say to y; `shares` has room for each latent.
     void read_latents(int64_t h, const T* p, T* shares, T* y) const {
         const int64_t at = (b * g.H + h) * g.M, M = g.M, V = g.V;
         const T *v = (const T*)g.v + b * g.vb + h / (g.H / g.G) * g.V, *k_latent = (const T*)g.k_latent + b * g.klb + h * g.M;
-        for (int64_t l = 0; l < M; ++l) {
-            const double before = fresh ? kEmpty : g.log_norm0[at + l], k = double(k_latent[l]), high = before > k ? before : k;
-            const double after = high + ::log1p(::exp((before > k ? k : before) - high));
-            shares[l] = T(::exp(k - after));
-            g.log_norm1[at + l] = after;
-        }
+        for (int64_t l = 0; l < M; l += kWidth<T>) move_on(k_latent + l, at + l, min64(kWidth<T>, M - l), shares + l);
         const T* from = (const T*)g.mean0 + at * V;
         T* to = (T*)g.mean1 + at * V;
         const bool forgets = fresh;

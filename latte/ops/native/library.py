@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 7
+ABI = 8
 LIBRARY = Path(__file__).with_name("_kernels.so")
 FLOATS = (torch.float32, torch.float64)
 

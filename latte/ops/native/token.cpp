@@ -1,4 +1,4 @@
-// One token of a whole model: all layers and the last norm in one call.
+// One token of a whole model in one call: all layers and the last norm, and from the id to the logits if asked.
 //
 // At one token a layer is twenty small operations, and calling them takes as long as reading the weights. Here threads wake once
 // and go through the stages of all layers together; what passes between stages stays in the cache.
@@ -52,6 +52,13 @@ class Walk {
         product(added(of(at_.wide, g_.I, {w.down, g_.D, at_.x})));
     }
 
+    // The last norm, and where there is a head, logits.
+    void end() {
+        norm(g_.words ? at_.normed : (T*)g_.y, at_.x, g_.norm);
+        if (g_.words) product(of(at_.normed, g_.D, {g_.head, g_.words, (T*)g_.y}));
+    }
+
+  private:
     // In place where `to` is `from`.
     void norm(T* to, const T* from, const void* weight) {
         run_.stage(1, [&](int64_t) {
@@ -59,7 +66,6 @@ class Walk {
         });
     }
 
-  private:
     // x times each of the matrices that are there.
     Products of(const T* x, int64_t K, Products::Part one, Products::Part two = {}, Products::Part three = {}) const {
         const int64_t count = three.w ? 3 : two.w ? 2 : 1;
@@ -73,13 +79,24 @@ class Walk {
         run_.stage(rows.pieces(), rows);
     }
 
+    // A part of a layer's state before the token, and after it.
+    template <class U>
+    const U* before(int64_t part) const {
+        return part < 0 ? nullptr : (const U*)(g_.before + part);
+    }
+    template <class U>
+    U* after(int64_t part) const {
+        return part < 0 ? nullptr : (U*)(g_.after + part);
+    }
+
     // What comes of x directly: values, the window's queries and keys, and the recurrence or the convolution.
     void read(const Layer& w) {
         const int64_t heads = g_.H * g_.V, groups = g_.G * g_.V, units = w.gate_weight ? g_.B * g_.H : w.conv ? g_.B : 0;
         const Products p = of(at_.normed, g_.D, {w.v, groups, at_.v}, {w.q, heads, at_.q}, {w.k, groups, at_.k});
         const Rows<T> rows(p);
         const RglruStep r{g_.is_double, 1, g_.B, g_.H, g_.D / g_.H, w.power, at_.normed, g_.D, w.gate_weight, w.gate_bias, w.decay,
-                          w.h0, at_.fed, w.h1, w.fed0, w.fed1, nullptr, nullptr};
+                          before<T>(w.state.h), at_.fed, after<T>(w.state.h), before<int64_t>(w.state.fed), after<int64_t>(w.state.fed),
+                          nullptr, nullptr};
         run_.stage(units + rows.pieces(), [&](int64_t piece) {
             if (piece >= units) return rows(piece - units);
             w.gate_weight ? rglru_unit<T>(r, piece) : convolve(w, piece);
@@ -89,25 +106,28 @@ class Walk {
     // The convolution of one row, and its last inputs moved on by one.
     void convolve(const Layer& w, int64_t b) const {
         const int64_t D = g_.D, n = w.taps, kept = (n - 1) * D;
-        const T *x = at_.normed + b * D, *tap = (const T*)w.conv, *before = (const T*)w.h0 + b * kept;
-        T *y = at_.fed + b * D, *after = (T*)w.h1 + b * kept;
+        const T *x = at_.normed + b * D, *tap = (const T*)w.conv, *past = before<T>(w.state.h) + b * kept;
+        T *y = at_.fed + b * D, *kept_now = after<T>(w.state.h) + b * kept;
         for (int64_t c = 0; c < D; ++c, tap += n) {
             T sum = tap[n - 1] * x[c];
-            for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * before[j * D + c];
+            for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * past[j * D + c];
             y[c] = sum;
         }
         if (n == 1) return;
-        memcpy(after, before + D, size_t(kept - D) * sizeof(T));
-        memcpy(after + kept - D, x, size_t(D) * sizeof(T));
+        memcpy(kept_now, past + D, size_t(kept - D) * sizeof(T));
+        memcpy(kept_now + kept - D, x, size_t(D) * sizeof(T));
     }
 
     void mix(const Layer& w) {
         const int64_t slots = w.M + w.windowed, K = g_.V;
+        const Parts& at = w.state;
         const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr, w.coupled,
                        w.exact_from, w.scale, w.softcap, w.stretch, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
-                       at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed, w.log_norm0, w.mean0, w.ring_k0, w.ring_v0,
-                       w.sink_k0, w.sink_v0, w.count0, w.log_norm1, w.mean1, w.ring_k1, w.ring_v1, w.sink_k1, w.sink_v1, w.count1,
-                       nullptr, nullptr};
+                       at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed,
+                       before<double>(at.log_norm), before<T>(at.mean), before<T>(at.ring_k), before<T>(at.ring_v), before<T>(at.sink_k),
+                       before<T>(at.sink_v), before<int64_t>(at.count),
+                       after<double>(at.log_norm), after<T>(at.mean), after<T>(at.ring_k), after<T>(at.ring_v), after<T>(at.sink_k),
+                       after<T>(at.sink_v), after<int64_t>(at.count), nullptr, nullptr};
         Mixing<T> mixing(d);  // each thread its own, which keeps the angles of a place from head to head
         run_.stage(g_.B * g_.G, [&](int64_t unit) { mixing(unit); });
     }
@@ -120,12 +140,13 @@ class Walk {
 template <class T>
 void token_typed(const Token& g) {
     const Passed<T> at(g);
-    memcpy(at.x, g.x, size_t(g.B * g.D) * sizeof(T));
+    const size_t row = size_t(g.D) * sizeof(T);
+    for (int64_t b = 0; b < g.B; ++b) memcpy(at.x + b * g.D, g.x ? (const T*)g.x + b * g.D : (const T*)g.embedding + g.ids[b] * g.D, row);
     const double work = double(g.layers * g.B) * double(g.D) * double(3 * g.I + 2 * g.H * g.V);
     relay(useful_threads(g.threads, work), [&](Runner& run) {
         Walk<T> walk(g, at, run);
         for (int64_t i = 0; i < g.layers; ++i) walk.layer(g.layer[i]);
-        walk.norm((T*)g.y, at.x, g.norm);
+        walk.end();
     });
 }
 

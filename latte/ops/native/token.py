@@ -77,80 +77,93 @@ def layer_fields(weights: LayerWeights, options: LayerOptions) -> tuple[int, ...
     before, after = weights[:12], weights[12:]
     return (
         *(options.latents, options.window or 0, options.sinks, int(windowed), int(options.coupled)),
-        *(options.exact_from, taps, *struct.unpack("4q", struct.pack("4d", *reals))),
+        *(options.exact_from, taps, *_as_fields(*reals)),
         *(library.pointer(tensor) for tensor in (*before, speeds, *after)),
     )
 
 
-#: The addresses of a layer's state, part by part, 0 for None.
-Addresses = list[int]
+class StateLayout:
+    """Where the states of all layers lie in one block of memory, for states of the sizes of given ones.
 
-
-def addresses(state: LayerState) -> Addresses:
-    """Where a layer's state lies; its tensors are contiguous."""
-    return [library.pointer(tensor) for tensor in state]
-
-
-class StateRoom:
-    """Makes room for new states of all layers, of the sizes of given ones.
-
-    All tensors of one size come from one allocation: at one token, making dozens of them takes as long as a layer.
+    A token reads one block and writes another, each one allocation: making dozens of tensors takes as long as a layer.
     """
+
+    ALIGNED = 64  # bytes: where every part starts
 
     def __init__(self, states: Sequence[LayerState]) -> None:
-        kinds: dict[tuple[tuple[int, ...], torch.dtype], list[tuple[int, int]]] = {}
-        for layer, state in enumerate(states):
-            for part, tensor in enumerate(state):
-                if tensor is not None:
-                    kinds.setdefault((tuple(tensor.shape), tensor.dtype), []).append((layer, part))
-        self._shape = (len(states), len(states[0]))
-        self._kinds = [(dtype, (len(places), *shape), places) for (shape, dtype), places in kinds.items()]
+        self._parts: list[list[tuple[int, int, torch.dtype, torch.Size] | None]] = []
+        self._bytes = 0
+        for state in states:
+            self._parts.append([None if tensor is None else self._place(tensor) for tensor in state])
 
-    def make(self) -> tuple[list[list[Tensor | None]], list[Addresses]]:
-        """Tensors with anything in them, and where they lie."""
-        layers, parts = self._shape
-        tensors: list[list[Tensor | None]] = [[None] * parts for _ in range(layers)]
-        where = [[0] * parts for _ in range(layers)]
-        for dtype, shape, places in self._kinds:
-            together = torch.empty(shape, dtype=dtype)
-            address, size = together.data_ptr(), together.nbytes // len(places)
-            for (layer, part), tensor in zip(places, together.unbind(), strict=True):
-                tensors[layer][part] = tensor
-                where[layer][part] = address
-                address += size
-        return tensors, where
+    def _place(self, tensor: Tensor) -> tuple[int, int, torch.dtype, torch.Size]:
+        start = self._bytes
+        self._bytes += -(-tensor.nbytes // self.ALIGNED) * self.ALIGNED
+        return start, start + tensor.nbytes, tensor.dtype, tensor.shape
+
+    def offsets(self, layer: int) -> tuple[int, ...]:
+        """What the kernel is told of a layer: where each part starts, -1 for none."""
+        return tuple(-1 if part is None else part[0] for part in self._parts[layer])
+
+    def make(self) -> Tensor:
+        """A block with anything in it."""
+        return torch.empty(self._bytes, dtype=torch.uint8)
+
+    def pack(self, states: Sequence[LayerState]) -> Tensor:
+        """A block with a copy of these states."""
+        block = self.make()
+        for parts, state in zip(self.unpack(block), states, strict=True):
+            for part, tensor in zip(parts, state, strict=True):
+                if part is not None and tensor is not None:
+                    part.copy_(tensor)
+        return block
+
+    def unpack(self, block: Tensor) -> list[LayerState]:
+        """The states in a block, as tensors that lie in it."""
+        return [tuple(None if part is None else _part(block, *part) for part in layer) for layer in self._parts]
 
 
-def token_step(
-    x: Tensor,
-    norm: Tensor,
-    sizes: Sizes,
-    layers: Sequence[tuple[int, ...]],
-    states: Sequence[Addresses],
-    after: Sequence[Addresses],
-) -> Tensor:
-    """Hidden states (B, D) of one token a row, after the last norm; the layers' new states are written to ``after``.
+def _part(block: Tensor, start: int, stop: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return block[start:stop].view(dtype).view(shape)
 
-    x: (B, D) embeddings; layers: of :func:`layer_fields`; states: for each layer where what feeds its latents, log_norm
-    and mean of the latents, and ring keys, ring values, sink keys, sink values and count of the window lie. They stay
-    as they are. The caller has checked all: at one token that would cost more than the work.
+
+class TokenModel(NamedTuple):
+    """What the kernel is told of a model, as long as its weights stay in place."""
+
+    sizes: Sizes
+    layers: list[tuple[int, ...]]  # of :func:`layer_fields`
+    norm: Tensor  # after the last layer
+    embedding: Tensor | None = None
+    head: Tensor | None = None
+
+    def table(self, layout: StateLayout) -> ctypes.Array:
+        """The fields of all layers with where their states lie, as the kernel reads them."""
+        fields = [field for index, fixed in enumerate(self.layers) for field in (*fixed, *layout.offsets(index))]
+        return (ctypes.c_int64 * len(fields))(*fields)
+
+
+def token_step(model: TokenModel, x: Tensor, table: ctypes.Array, before: Tensor, after: Tensor) -> Tensor:
+    """One token a row: logits (B, 1, words), or without a head hidden states (B, 1, D) after the last norm.
+
+    x: ids (B, 1), or without an embedding its rows (B, 1, D); table: of ``model``, for the layout of the blocks
+    ``before``, which stays as it is, and ``after``, which the layers' new states are written to. The caller has checked
+    all: at one token that would cost more than the work.
     """
+    sizes, layers, norm, embedding, head = model
     x = x.contiguous()
-    y = torch.empty_like(x)
-    fields: list[int] = []
-    for fixed, old, new in zip(layers, states, after, strict=True):
-        fields += fixed
-        fields += old
-        fields += new
-    block = (ctypes.c_int64 * len(fields))(*fields)
+    words = 0 if head is None else head.shape[0]
+    y = torch.empty((x.shape[0], 1, words or sizes.width), dtype=norm.dtype)
+    given = (x.data_ptr(), 0, 0) if embedding is None else (0, x.data_ptr(), embedding.data_ptr())
     library.kernel("token")(
         (
-            *library.header(x),
-            x.shape[0],
-            *sizes[:5],
-            len(layers),
-            *struct.unpack("q", struct.pack("d", sizes.eps)),
-            *(x.data_ptr(), norm.data_ptr(), y.data_ptr(), ctypes.addressof(block)),
+            *(*library.header(norm), x.shape[0], *sizes[:5], len(layers), *_as_fields(sizes.eps)),
+            *(*given, norm.data_ptr(), words, library.pointer(head), y.data_ptr()),
+            *(ctypes.addressof(table), before.data_ptr(), after.data_ptr()),
         )
     )
     return y
+
+
+def _as_fields(*reals: float) -> tuple[int, ...]:
+    """Numbers in double precision as the 64-bit fields they are passed in."""
+    return struct.unpack(f"{len(reals)}q", struct.pack(f"{len(reals)}d", *reals))

@@ -1,5 +1,7 @@
 """The fused step of a layer against the same layer in torch, token by token."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -147,3 +149,18 @@ def test_extreme_logits_stay_finite():
             y, state = mixer(1e2 * torch.randn(1, 1, 16), state=state)
             assert torch.isfinite(y).all()
             assert all(torch.isfinite(tensor).all() for _, tensor in state.tensors())
+
+
+def test_normalisers_go_on_counting_behind_many_tokens():
+    """After n equal tokens the log-normaliser is log n: in single precision it would stop at 2^24, or drift before."""
+    mixer = layer({}, 2, 2, 8, 17, torch.float32)
+    mixer.latent_k_proj.weight.zero_()
+    n, steps = 2**26, 2000
+    with torch.no_grad():
+        state = mixer.init_state(torch.zeros(1, 1, 16)).map(
+            lambda tensor: torch.full_like(tensor, math.log(n)) if tensor.dtype == torch.float64 else tensor
+        )
+        for x in torch.randn(steps, 1, 1, 1, 16):
+            _, state = mixer(x[0], state=state)
+    grown = (state.latents.log_norm_BHM - math.log(n)).mul(n / steps)
+    assert relative(grown, torch.ones_like(grown)) < 1e-4
