@@ -5,6 +5,8 @@ Decoding reads every weight once a token. Everything else, module calls and smal
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,22 +32,60 @@ class _Rows:
         self.table = plan.told.table(self.layout)
 
 
+class _Rings:
+    """Keys and values of all windows, which states that follow each other share. Knows which of them are alive.
+
+    The next token may be written here if no state that is alive would see it: none ahead of the one it follows, and
+    none so far behind that the token would take the place of one it still looks at.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self._states: list[weakref.ref[_Block]] = []
+        self._lock = threading.Lock()
+
+    def join(self, block: _Block, follows: _Block | None) -> bool:
+        """Let the state after ``follows`` have its tokens here too; False where that would change another."""
+        with self._lock:
+            alive = [state for state in (ref() for ref in self._states) if state is not None]
+            if follows is not None:
+                behind = [follows.tokens - state.tokens for state in alive]
+                if not all(0 <= distance < native.SPARE for distance in behind):
+                    return False
+            self._states = [weakref.ref(state) for state in (*alive, block)]
+            return True
+
+
 class _Block:
-    """The states of all layers in one block of memory, as the kernel writes them and reads them at the next token."""
+    """The states of all layers in blocks of memory, as the kernel writes them and reads them at the next token."""
 
     def __init__(self, rows: _Rows, memory: Tensor, start_B: Tensor, tokens: int) -> None:
         self.rows, self.memory = rows, memory
-        self._start_B, self._tokens = start_B, tokens
+        self.tokens, self._start_B = tokens, start_B  # read since the counts were `start_B`
+        self.rings: _Rings
+
+    @classmethod
+    def first(cls, rows: _Rows, states: Sequence[native.LayerState], count_B: Tensor) -> _Block:
+        memory, rings = rows.layout.pack(states)
+        block = cls(rows, memory, count_B, 0)
+        block.rings = _Rings(rings)
+        block.rings.join(block, None)
+        return block
+
+    def next(self) -> _Block:
+        """Room for the state one token later."""
+        block = _Block(self.rows, self.rows.layout.make(), self._start_B, self.tokens + 1)
+        block.rings = self.rings
+        if not block.rings.join(block, self):
+            block.rings = _Rings(self.rings.memory.clone())
+            block.rings.join(block, None)
+        return block
 
     def layers(self) -> tuple[State, ...]:
-        return tuple(map(_state, self.rows.layout.unpack(self.memory)))
+        return tuple(map(_state, self.rows.layout.unpack(self.memory, self.rings.memory)))
 
     def counts(self) -> Tensor:
-        return self._start_B + self._tokens
-
-    def after(self, memory: Tensor) -> ModelState:
-        """The state one token later, which is in ``memory``."""
-        return ModelState.held(_Block(self.rows, memory, self._start_B, self._tokens + 1))
+        return self._start_B + self.tokens
 
 
 class TokenStep:
@@ -92,9 +132,9 @@ class TokenStep:
         # What the kernel wrote for this plan needs no check.
         if not isinstance(block, _Block) or block.rows.plan is not plan or block.rows.batch != x.shape[0]:
             block = self._block(plan, x.shape[0], cache)
-        memory = block.rows.layout.make()
-        y = native.token_step(plan.told, x, block.rows.table, block.memory, memory)
-        cache.replace(block.after(memory), 1)
+        after = block.next()
+        y = native.token_step(plan.told, x, block.rows.table, block.memory, after.memory, after.rings.memory)
+        cache.replace(ModelState.held(after), 1)
         return y
 
     def _block(self, plan: Plan, batch: int, cache: LatteCache) -> _Block:
@@ -106,8 +146,7 @@ class TokenStep:
         for block, layer in zip(plan.blocks, states, strict=True):
             require_state("mixer 'latte'", layer, self._maker.mixer_of(block).expected_state(like_B1D))
         tensors = [_tensors(layer) for layer in states]
-        rows = _Rows(plan, tensors, batch)
-        made = _Block(rows, rows.layout.pack(tensors), state.count_B, 0)
+        made = _Block.first(_Rows(plan, tensors, batch), tensors, state.count_B)
         if not any(tensor.requires_grad for _, tensor in state.tensors()):
             state.hold(made)
         return made

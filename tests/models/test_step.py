@@ -378,6 +378,57 @@ def test_a_state_with_a_history_keeps_it(calls):
     assert torch.equal(decode(model, ids, LatteCache(state.detach(), 3)), plain)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("read", [2, 30])
+def test_states_that_share_a_ring_stay_as_they_are(read, calls):
+    """Any earlier state can be gone on from, in any order, whatever was written since."""
+    model, ids = tiny_model("latte-r-swa++", window=5, sinks=1), token_ids(2, 3 * native.SPARE, seed=6)
+    cache = model(token_ids(2, read)).past_key_values
+    plain = cache.fork()
+    wanted = decode(model, ids, plain)
+    moments = []
+    for index, part in enumerate(ids.split(1, dim=1)):
+        moments.append(cache.snapshot())
+        assert torch.equal(model(part, past_key_values=cache).logits, wanted[:, index : index + 1])
+    for index in (0, len(moments) - 1, native.SPARE, 7, native.SPARE - 1, native.SPARE + 1):
+        cache.rollback(moments[index])
+        other = decode(model, ids[:, :5].flip(1), cache)  # another branch
+        cache.rollback(moments[index])
+        assert torch.equal(decode(model, ids[:, index:], cache), wanted[:, index:])
+        cache.rollback(moments[index])
+        assert torch.equal(decode(model, ids[:, :5].flip(1), cache), other)
+
+
+@torch.no_grad()
+def test_a_branch_beside_one_written_token(calls):
+    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 4)
+    cache = model(ids).past_key_values
+    start = cache.snapshot()
+    decode(model, ids[:, :1], cache)
+    ahead = cache.snapshot()
+    wanted = decode(model, ids[:, 1:], cache.fork())
+    cache.rollback(start)
+    decode(model, ids.flip(1), cache)
+    cache.rollback(ahead)
+    assert torch.equal(decode(model, ids[:, 1:], cache), wanted)
+
+
+@torch.no_grad()
+def test_nothing_is_copied_that_nobody_looks_at(calls):
+    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 2 * native.SPARE)
+    cache = model(ids).past_key_values
+    rings = []
+    for part in ids.split(1, dim=1):
+        model(part, past_key_values=cache)
+        rings.append(cache.state.holder.rings)
+    # The state after the prompt was let go by the cache: one ring serves all that follow.
+    assert all(ring is rings[0] for ring in rings)
+    moment = cache.snapshot()
+    decode(model, ids, cache)
+    assert cache.state.holder.rings is not rings[0]
+    assert moment[0].holder.rings is rings[0]
+
+
 def test_two_threads_write_from_one_state(calls):
     model, ids = tiny_model("latte-r-swa++"), token_ids(1, 30)
     with torch.no_grad():

@@ -14,6 +14,7 @@ from latte.ops.native.product import FEW_ROWS, gated_product, products, rglru_st
 from latte.ops.native.rglru import rglru
 from latte.ops.native.scan import diagonal_scan
 from latte.ops.native.token import (
+    SPARE,
     LayerOptions,
     LayerState,
     LayerWeights,
@@ -28,6 +29,7 @@ from latte.ops.native.window import window_attention
 __all__ = [
     "EMPTY",
     "FEW_ROWS",
+    "SPARE",
     "LayerOptions",
     "LayerState",
     "LayerWeights",

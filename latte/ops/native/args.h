@@ -166,7 +166,8 @@ struct RglruStep {
 
 // One token a row. Rows of inputs may be strided (their strides follow them), all else is contiguous.
 struct Decode {
-    int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R slots of the ring, N sinks
+    int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R tokens before this one are in the window; N sinks
+    int64_t S;  // slots of the ring: token t is in slot t mod S. R, or more where it is written in place: then it is the same after
     int64_t windowed, rope, coupled;  // coupled: slot 0's logit also holds the log-normaliser of the window's scores
     int64_t exact_from;               // places before this have their angles rounded to float32
     double scale, softcap, stretch;   // stretch: of turned queries and keys
@@ -184,7 +185,7 @@ struct Decode {
     const void* speeds;  // (K / 2) float64: radians a token
     void* y;             // (B, H, V)
     const double* log_norm0;
-    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;
+    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;  // ring: (B, S, G, K or V)
     const int64_t* count0;
     double* log_norm1;
     void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
@@ -193,6 +194,7 @@ struct Decode {
 };
 
 // Where the parts of a layer's state lie, in bytes from the start of the block that holds all layers'; negative where it has none.
+// The rings are in a block of their own.
 struct Parts {
     int64_t h;  // (B, D) of the recurrence, or the convolution's last inputs (B, taps - 1, D)
     int64_t fed, log_norm, mean, ring_k, ring_v, sink_k, sink_v, count;
@@ -220,8 +222,10 @@ struct Token {
     const void* head;              // (words, D)
     void* y;                       // (B, words) logits, or (B, D) without a head
     const Layer* layer;
-    const char* before;  // the layers' states
+    const char* before;  // the layers' states, but for the rings
     char* after;
+    char* rings;    // keys and values of all windows. The token's are written to slots that the state before does not look at
+    int64_t spare;  // such slots of a ring: S - R
 };
 
 }  // namespace latte

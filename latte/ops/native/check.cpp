@@ -130,6 +130,22 @@ struct StateBlock {
     }
     template <class T>
     const char* before(Pool<T>& pool) const {
+        return guarded(pool, filled(pool));
+    }
+    template <class T>
+    char* after(Pool<T>& pool) const {
+        char* block = pool.raw(size_t(bytes));
+        memset(block, 0, size_t(bytes));
+        return guarded(pool, remembered(pool, block));
+    }
+    template <class T>
+    char* in_place(Pool<T>& pool) const {
+        return guarded(pool, remembered(pool, filled(pool)));
+    }
+
+  private:
+    template <class T>
+    char* filled(Pool<T>& pool) const {
         char* block = pool.raw(size_t(bytes));
         for (const Part& part : parts)
             for (int64_t i = 0; i < part.n; ++i) {
@@ -141,17 +157,13 @@ struct StateBlock {
                 else
                     *(float*)p = float(2 * uniform() - 1);
             }
-        return guarded(pool, block);
+        return block;
     }
     template <class T>
-    char* after(Pool<T>& pool) const {
-        char* block = pool.raw(size_t(bytes));
-        memset(block, 0, size_t(bytes));
+    char* remembered(Pool<T>& pool, char* block) const {
         for (const Part& part : parts) pool.remember(block + part.at, part.n, part.size);
-        return guarded(pool, block);
+        return block;
     }
-
-  private:
     template <class T>
     char* guarded(Pool<T>& pool, char* block) const {
 #if defined(__SANITIZE_ADDRESS__)
@@ -286,7 +298,7 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                     *k = any(B * G * K), *bias = extra ? any(H) : nullptr, *mean = any(B * H * M * V), *rk = any(B * R * G * K),
                                     *rv = any(B * R * G * V), *sk = any(B * N * G * K), *sv = any(B * N * G * V);
                             const int64_t* count = p.template random<int64_t>(B, 0, 9);
-                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, windowed, !extra, windowed && extra, extra ? 4 : 0, 0.5, extra ? 3.0 : 0.0, 1.0, slots,
+                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, R, windowed, !extra, windowed && extra, extra ? 4 : 0, 0.5, extra ? 3.0 : 0.0, 1.0, slots,
                                             H * (M + windowed), kl, H * M, v, G * V, q, H * K, k, G * K, bias, speeds, p.output(B * H * V),
                                             norm, mean, rk, rv, sk, sv, count, p.template output<double>(B * H * M), p.output(B * H * M * V),
                                             p.output(B * R * G * K), p.output(B * R * G * V), p.output(B * N * G * K), p.output(B * N * G * V),
@@ -305,7 +317,8 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         auto any = [&](int64_t n) { return p.random(n, -1, 1); };
                         const double* speeds = extra ? nullptr : p.template random<double>(width, 0, 1);
                         std::vector<latte::Layer> layers;
-                        StateBlock state;
+                        StateBlock state, rings;
+                        const int64_t spare = 3;
                         // With a window and a recurrence, and with a convolution alone.
                         for (int64_t windowed : {1, 0}) {
                             const int64_t R = windowed ? 5 : 0, slots = M + windowed, n = windowed ? N : 0;
@@ -320,7 +333,7 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                 w.q = any(H * K * D), w.k = any(G * K * D), w.slot_bias = extra ? any(H) : nullptr, w.speeds = speeds;
                                 w.gate_weight = any(2 * H * width * width), w.gate_bias = any(2 * D), w.decay = any(D);
                                 w.state.h = state.part<T>(B * D), w.state.fed = state.part<int64_t>(B);
-                                w.state.ring_k = state.part<T>(B * R * G * K), w.state.ring_v = state.part<T>(B * R * G * K);
+                                w.state.ring_k = rings.part<T>(B * (R + spare) * G * K), w.state.ring_v = rings.part<T>(B * (R + spare) * G * K);
                                 w.state.sink_k = state.part<T>(B * n * G * K), w.state.sink_v = state.part<T>(B * n * G * K);
                                 w.state.count = state.part<int64_t>(B);
                             } else {
@@ -330,7 +343,7 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             layers.push_back(w);
                         }
                         latte::Token t{d, threads, B, D, H, G, K, I, 2, 1e-6, any(B * D), nullptr, nullptr, any(D), 0, nullptr, p.output(B * D), layers.data(),
-                                       state.before(p), state.after(p)};
+                                       state.before(p), state.after(p), rings.in_place(p), spare};
                         token(&t);
                         const int64_t words = 11;  // and from ids to logits
                         t.x = nullptr, t.ids = p.template random<int64_t>(B, 0, double(words)), t.embedding = t.head = any(words * D);

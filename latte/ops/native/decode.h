@@ -4,7 +4,8 @@
 //
 // where window(q) is softmax attention of the rotated query to the ring of past keys, to the present one, and to the sinks that
 // lie behind the window. A thread owns key-value heads of rows: it attends, then copies their part of the ring with the one slot
-// replaced. States are values, so the old one stays as it is; the copy is a second reading of what attention has just read.
+// replaced. States are values, so the old one stays as it is; the copy is a second reading of what attention has just read. A ring
+// with slots to spare is not copied: the token is written where the old state does not look.
 #pragma once
 #include "args.h"
 #include "work.h"
@@ -74,10 +75,13 @@ struct Row {
     // Softmax attention of one head, and the log of its normaliser; `scores` has room for ring, present and sinks.
     T attend(const T* q, const T* sunk, const T* key, int64_t group, T* scores, T* y) const {
         const int64_t held = g.R == 0 ? 0 : min64(count, g.R), sinks = max64(0, min64(g.N, count - g.R));
-        const T* ring = (const T*)g.ring_k0 + (b * g.R * g.G + group) * g.K;
+        // The ring's tokens, oldest first, lie in two runs of slots.
+        const int64_t first = held ? (count - held) % g.S : 0, until_end = min64(held, g.S - first);
+        const T* ring = (const T*)g.ring_k0 + (b * g.S * g.G + group) * g.K;
         const T* sink = (const T*)g.sink_k0 + (b * g.N * g.G + group) * g.K;
         int64_t n = 0;
-        for (int64_t i = 0; i < held; ++i) scores[n++] = dot(q, ring + i * g.G * g.K, g.K);
+        for (int64_t i = first; i < first + until_end; ++i) scores[n++] = dot(q, ring + i * g.G * g.K, g.K);
+        for (int64_t i = 0; i < held - until_end; ++i) scores[n++] = dot(q, ring + i * g.G * g.K, g.K);
         scores[n++] = dot(q, key, g.K);
         for (int64_t i = 0; i < sinks; ++i) scores[n++] = dot(sunk, sink + i * g.G * g.K, g.K);
         T top = T(-INFINITY);
@@ -96,10 +100,11 @@ struct Row {
         }
         const T share = 1 / total;
         for (int64_t i = 0; i < n; ++i) scores[i] *= share;
-        const T *value = (const T*)g.ring_v0 + (b * g.R * g.G + group) * g.V, *present = (const T*)g.v + b * g.vb + group * g.V;
+        const T *value = (const T*)g.ring_v0 + (b * g.S * g.G + group) * g.V, *present = (const T*)g.v + b * g.vb + group * g.V;
         const T* sink_value = (const T*)g.sink_v0 + (b * g.N * g.G + group) * g.V;
         memset(y, 0, size_t(g.V) * sizeof(T));
-        add_rows(y, value, g.G * g.V, scores, held, g.V);
+        add_rows(y, value + first * g.G * g.V, g.G * g.V, scores, until_end, g.V);
+        add_rows(y, value, g.G * g.V, scores + until_end, held - until_end, g.V);
         add_rows(y, present, 0, scores + held, 1, g.V);
         add_rows(y, sink_value, g.G * g.V, scores + held + 1, sinks, g.V);
         return top + T(::log(double(total)));
@@ -254,11 +259,16 @@ class Mixing {
     }
 
     void keep_window(int64_t b, int64_t group, int64_t count, bool real) const {
-        const int64_t place = real && g_.R ? count % g_.R : -1, sink = real && count < g_.N ? count : -1;
+        const int64_t place = real && g_.S ? count % g_.S : -1, sink = real && count < g_.N ? count : -1;
         const T* value = (const T*)g_.v + b * g_.vb + group * g_.V;
-        const int64_t ring = (b * g_.R * g_.G + group), sinks = (b * g_.N * g_.G + group), key_step = g_.G * g_.K, value_step = g_.G * g_.V;
-        Row<T>::copy_ring((T*)g_.ring_k1 + ring * g_.K, (const T*)g_.ring_k0 + ring * g_.K, key_, place, g_.R, key_step, g_.K);
-        Row<T>::copy_ring((T*)g_.ring_v1 + ring * g_.V, (const T*)g_.ring_v0 + ring * g_.V, value, place, g_.R, value_step, g_.V);
+        const int64_t ring = (b * g_.S * g_.G + group), sinks = (b * g_.N * g_.G + group), key_step = g_.G * g_.K, value_step = g_.G * g_.V;
+        T *keys = (T*)g_.ring_k1 + ring * g_.K, *values = (T*)g_.ring_v1 + ring * g_.V;
+        if (g_.S > g_.R) {
+            if (place >= 0) copy_row(keys + place * key_step, key_, g_.K), copy_row(values + place * value_step, value, g_.V);
+        } else {
+            Row<T>::copy_ring(keys, (const T*)g_.ring_k0 + ring * g_.K, key_, place, g_.R, key_step, g_.K);
+            Row<T>::copy_ring(values, (const T*)g_.ring_v0 + ring * g_.V, value, place, g_.R, value_step, g_.V);
+        }
         Row<T>::copy_ring((T*)g_.sink_k1 + sinks * g_.K, (const T*)g_.sink_k0 + sinks * g_.K, key_, sink, g_.N, key_step, g_.K);
         Row<T>::copy_ring((T*)g_.sink_v1 + sinks * g_.V, (const T*)g_.sink_v0 + sinks * g_.V, value, sink, g_.N, value_step, g_.V);
         settle_past_cache();

@@ -74,7 +74,7 @@ def macchiato_step(
     library.kernel("decode")(
         (
             *library.header(mean),
-            *(B, H, G, M, K, V, R, N),
+            *(B, H, G, M, K, V, R, N, R),
             *(int(near is not None), rope, coupled, exact_from),
             *struct.unpack("qqq", struct.pack("ddd", scale, softcap, stretch)),
             *inputs,

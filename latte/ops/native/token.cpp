@@ -88,6 +88,7 @@ class Walk {
     U* after(int64_t part) const {
         return part < 0 ? nullptr : (U*)(g_.after + part);
     }
+    T* ring(int64_t part) const { return part < 0 ? nullptr : (T*)(g_.rings + part); }
 
     // What comes of x directly: values, the window's queries and keys, and the recurrence or the convolution.
     void read(const Layer& w) {
@@ -121,12 +122,12 @@ class Walk {
     void mix(const Layer& w) {
         const int64_t slots = w.M + w.windowed, K = g_.V;
         const Parts& at = w.state;
-        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.windowed, w.speeds != nullptr, w.coupled,
+        const Decode d{g_.is_double, 1, g_.B, g_.H, g_.G, w.M, K, g_.V, w.R, w.N, w.R ? w.R + g_.spare : 0, w.windowed, w.speeds != nullptr, w.coupled,
                        w.exact_from, w.scale, w.softcap, w.stretch, at_.slots, g_.H * slots, at_.k_latent, g_.H * w.M, at_.v, g_.G * g_.V,
                        at_.q, g_.H * K, at_.k, g_.G * K, w.slot_bias, w.speeds, at_.mixed,
-                       before<double>(at.log_norm), before<T>(at.mean), before<T>(at.ring_k), before<T>(at.ring_v), before<T>(at.sink_k),
+                       before<double>(at.log_norm), before<T>(at.mean), ring(at.ring_k), ring(at.ring_v), before<T>(at.sink_k),
                        before<T>(at.sink_v), before<int64_t>(at.count),
-                       after<double>(at.log_norm), after<T>(at.mean), after<T>(at.ring_k), after<T>(at.ring_v), after<T>(at.sink_k),
+                       after<double>(at.log_norm), after<T>(at.mean), ring(at.ring_k), ring(at.ring_v), after<T>(at.sink_k),
                        after<T>(at.sink_v), after<int64_t>(at.count), nullptr, nullptr};
         Mixing<T> mixing(d);  // each thread its own, which keeps the angles of a place from head to head
         run_.stage(g_.B * g_.G, [&](int64_t unit) { mixing(unit); });

@@ -4,6 +4,7 @@ B batch, D width of the model, H heads, G key-value heads, V their width, I widt
 """
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -82,49 +83,92 @@ def layer_fields(weights: LayerWeights, options: LayerOptions) -> tuple[int, ...
     )
 
 
+#: The parts of a layer's state that are rings, where token t is in slot t mod the number of slots; and its last part.
+RINGS, COUNT = (4, 5), 8
+#: Slots that a ring in a block has more than the window looks at: as many states in a row can share it.
+SPARE = 16
+
+
+class _Part(NamedTuple):
+    """Where a part of a state lies in its block."""
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def of(self, block: Tensor) -> Tensor:
+        return block[self.start : self.stop].view(self.dtype).view(self.shape)
+
+
 class StateLayout:
-    """Where the states of all layers lie in one block of memory, for states of the sizes of given ones.
+    """Where the states of all layers lie in two blocks of memory, for states of the sizes of given ones.
 
     A token reads one block and writes another, each one allocation: making dozens of tensors takes as long as a layer.
+    The windows' rings are apart, in a block that stays: with slots to spare, a token is written to one that the state
+    before it does not look at.
     """
 
     ALIGNED = 64  # bytes: where every part starts
 
     def __init__(self, states: Sequence[LayerState]) -> None:
-        self._parts: list[list[tuple[int, int, torch.dtype, torch.Size] | None]] = []
-        self._bytes = 0
-        for state in states:
-            self._parts.append([None if tensor is None else self._place(tensor) for tensor in state])
+        self._bytes = {False: 0, True: 0}  # of the rings, and of all else
+        self._parts = [
+            [None if tensor is None else self._place(tensor, part in RINGS) for part, tensor in enumerate(state)]
+            for state in states
+        ]
 
-    def _place(self, tensor: Tensor) -> tuple[int, int, torch.dtype, torch.Size]:
-        start = self._bytes
-        self._bytes += -(-tensor.nbytes // self.ALIGNED) * self.ALIGNED
-        return start, start + tensor.nbytes, tensor.dtype, tensor.shape
+    def _place(self, tensor: Tensor, ring: bool) -> _Part:
+        shape, start = tuple(tensor.shape), self._bytes[ring]
+        if ring and shape[1]:
+            shape = (shape[0], shape[1] + SPARE, *shape[2:])
+        stop = start + math.prod(shape) * tensor.element_size()
+        self._bytes[ring] = -(-stop // self.ALIGNED) * self.ALIGNED
+        return _Part(start, stop, tensor.dtype, shape)
 
     def offsets(self, layer: int) -> tuple[int, ...]:
         """What the kernel is told of a layer: where each part starts, -1 for none."""
-        return tuple(-1 if part is None else part[0] for part in self._parts[layer])
+        return tuple(-1 if part is None else part.start for part in self._parts[layer])
 
     def make(self) -> Tensor:
-        """A block with anything in it."""
-        return torch.empty(self._bytes, dtype=torch.uint8)
+        """A block with anything in it, for all but the rings."""
+        return torch.empty(self._bytes[False], dtype=torch.uint8)
 
-    def pack(self, states: Sequence[LayerState]) -> Tensor:
-        """A block with a copy of these states."""
-        block = self.make()
-        for parts, state in zip(self.unpack(block), states, strict=True):
-            for part, tensor in zip(parts, state, strict=True):
-                if part is not None and tensor is not None:
-                    part.copy_(tensor)
-        return block
+    def pack(self, states: Sequence[LayerState]) -> tuple[Tensor, Tensor]:
+        """Blocks with a copy of these states: the rings' is the second."""
+        block, rings = self.make(), torch.empty(self._bytes[True], dtype=torch.uint8)
+        for parts, state in zip(self._parts, states, strict=True):
+            for index, (part, tensor) in enumerate(zip(parts, state, strict=True)):
+                if part is None or tensor is None:
+                    continue
+                if index not in RINGS:
+                    part.of(block).copy_(tensor)
+                elif tensor.shape[1]:
+                    part.of(rings).scatter_(1, _slots(tensor, state[COUNT]), tensor)
+        return block, rings
 
-    def unpack(self, block: Tensor) -> list[LayerState]:
-        """The states in a block, as tensors that lie in it."""
-        return [tuple(None if part is None else _part(block, *part) for part in layer) for layer in self._parts]
+    def unpack(self, block: Tensor, rings: Tensor) -> list[LayerState]:
+        """The states in these blocks; all but their rings are tensors that lie in the first."""
+        states = []
+        for parts in self._parts:
+            state = [None if part is None or i in RINGS else part.of(block) for i, part in enumerate(parts)]
+            for index in RINGS:
+                part = parts[index]
+                if part is not None:
+                    ring = part.of(rings)
+                    seen = ring[:, : max(0, ring.shape[1] - SPARE)]
+                    state[index] = ring.gather(1, _slots(seen, state[COUNT])) if seen.shape[1] else seen
+            states.append(tuple(state))
+        return states
 
 
-def _part(block: Tensor, start: int, stop: int, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    return block[start:stop].view(dtype).view(shape)
+def _slots(ring_BRGK: Tensor, count_B: Tensor | None) -> Tensor:
+    """For every number in a ring of a state, the slot that it is in where the ring has slots to spare."""
+    assert count_B is not None
+    R = ring_BRGK.shape[1]
+    last_B1 = count_B[:, None] - 1
+    token_BR = last_B1 - (last_B1 - torch.arange(R)) % R  # the last one before `count` that belongs in each slot
+    return (token_BR % (R + SPARE))[:, :, None, None].expand_as(ring_BRGK)
 
 
 class TokenModel(NamedTuple):
@@ -142,12 +186,15 @@ class TokenModel(NamedTuple):
         return (ctypes.c_int64 * len(fields))(*fields)
 
 
-def token_step(model: TokenModel, x: Tensor, table: ctypes.Array, before: Tensor, after: Tensor) -> Tensor:
+def token_step(
+    model: TokenModel, x: Tensor, table: ctypes.Array, before: Tensor, after: Tensor, rings: Tensor
+) -> Tensor:
     """One token a row: logits (B, 1, words), or without a head hidden states (B, 1, D) after the last norm.
 
     x: ids (B, 1), or without an embedding its rows (B, 1, D); table: of ``model``, for the layout of the blocks
-    ``before``, which stays as it is, and ``after``, which the layers' new states are written to. The caller has checked
-    all: at one token that would cost more than the work.
+    ``before``, which stays as it is, ``after``, which the layers' new states are written to, and ``rings``, where this
+    token takes the place of one ``SPARE`` tokens behind the windows. The caller has checked all: at one token that
+    would cost more than the work.
     """
     sizes, layers, norm, embedding, head = model
     x = x.contiguous()
@@ -158,7 +205,7 @@ def token_step(model: TokenModel, x: Tensor, table: ctypes.Array, before: Tensor
         (
             *(*library.header(norm), x.shape[0], *sizes[:5], len(layers), *_as_fields(sizes.eps)),
             *(*given, norm.data_ptr(), words, library.pointer(head), y.data_ptr()),
-            *(ctypes.addressof(table), before.data_ptr(), after.data_ptr()),
+            *(ctypes.addressof(table), before.data_ptr(), after.data_ptr(), rings.data_ptr(), SPARE),
         )
     )
     return y
