@@ -17,7 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from seeded_bugs import MUTANTS, Mutant
+from seeded_bugs import MUTANTS, WITH_KERNELS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("latte", "tests", "scripts", "pyproject.toml")
@@ -51,8 +51,8 @@ def run(tests: tuple[str, ...], mutant: Mutant | None = None) -> tuple[str, str]
                 shutil.copy(source, root / part)
         if mutant is not None:
             apply(mutant, root)
-        # The mutated code is torch's path; a native kernel would hide it.
-        environment = {**os.environ, "LATTE_BACKEND": "torch", "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["LATTE_BACKEND"] = "" if tests in WITH_KERNELS else "torch"
         command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "--hypothesis-profile=unshrunk", *tests]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

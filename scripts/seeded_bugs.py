@@ -14,6 +14,9 @@ MIXERS = ("tests/mixers/test_oracles.py",)
 BOTH_WAYS = ("tests/contract", "-k", "bidirectional and packing")
 PADDING = ("tests/contract", "-k", "padding or pads_say_nothing")
 STATE = ("tests/test_state.py",)
+STEP = ("tests/models/test_step.py",)
+#: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
+WITH_KERNELS = (STEP,)
 
 
 class Mutant(NamedTuple):
@@ -27,6 +30,7 @@ class Mutant(NamedTuple):
 GATED, LOG_KEY, DECAY_PY = "latte/ops/gated.py", "latte/ops/log_key.py", "latte/ops/decay.py"
 WINDOW_PY, SCAN_PY, TOKENS = "latte/ops/window.py", "latte/ops/scan.py", "latte/ops/tokens.py"
 FEEDS, MIXER = "latte/mixers/feeds.py", "latte/mixers/latte.py"
+STEP_PY, PLAN, BLOCKS = "latte/models/step.py", "latte/models/plan.py", "latte/ops/native/token.py"
 
 MUTANTS = [
     # Causality, carries and documents in the matrix-state recurrences.
@@ -434,5 +438,55 @@ MUTANTS = [
     Mutant("a fork shares memory", "latte/state.py", "self.map(torch.clone)", "self.map(torch.Tensor.detach)", STATE),
     Mutant(
         "a state of another shape is accepted", "latte/state.py", "if tensor.shape != other.shape:", "if False:", STATE
+    ),
+    # One token in one native call: whose memory it writes to, and when it may not be used.
+    Mutant(
+        "a token takes the place of one that a state still looks at",
+        STEP_PY,
+        "0 <= distance < native.SPARE",
+        "0 <= distance <= native.SPARE",
+        STEP,
+    ),
+    Mutant(
+        "a branch is written over the token of another",
+        STEP_PY,
+        "0 <= distance < native.SPARE",
+        "-1 <= distance < native.SPARE",
+        STEP,
+    ),
+    Mutant(
+        "a state with a history loses it",
+        STEP_PY,
+        "if not any(tensor.requires_grad for _, tensor in state.tensors()):",
+        "if states is not None:",
+        STEP,
+    ),
+    Mutant(
+        "another head is not noticed",
+        STEP_PY,
+        "plan.body is not body or plan.head is not head or",
+        "plan.body is not body or",
+        STEP,
+    ),
+    Mutant(
+        "a hook registered later is not noticed",
+        PLAN,
+        "if registered != self.registered:",
+        "if registered < self.registered:",
+        STEP,
+    ),
+    Mutant(
+        "a weight is read where it was before",
+        PLAN,
+        "return list(map(Tensor.data_ptr, self.weights)) == self.addresses",
+        "return len(self.weights) == len(self.addresses)",
+        STEP,
+    ),
+    Mutant(
+        "tokens of a ring are looked for in slots of another size",
+        BLOCKS,
+        "(last_B1 - torch.arange(R)) % R ",
+        "(last_B1 - torch.arange(R)) % (R + 1) ",
+        STEP,
     ),
 ]

@@ -27,9 +27,12 @@ class _Rows:
     """What the kernel is told of states of so many rows."""
 
     def __init__(self, plan: Plan, states: Sequence[native.LayerState], batch: int) -> None:
-        self.plan, self.batch = plan, batch
+        self._plan, self._batch = weakref.ref(plan), batch  # a state does not keep the model
         self.layout = native.StateLayout(states)
         self.table = plan.told.table(self.layout)
+
+    def serve(self, plan: Plan, batch: int) -> bool:
+        return self._plan() is plan and self._batch == batch
 
 
 class _Rings:
@@ -130,7 +133,7 @@ class TokenStep:
         assert cache.state is not None
         block = cache.state.holder
         # What the kernel wrote for this plan needs no check.
-        if not isinstance(block, _Block) or block.rows.plan is not plan or block.rows.batch != x.shape[0]:
+        if not isinstance(block, _Block) or not block.rows.serve(plan, x.shape[0]):
             block = self._block(plan, x.shape[0], cache)
         after = block.next()
         y = native.token_step(plan.told, x, block.rows.table, block.memory, after.memory, after.rings.memory)

@@ -247,8 +247,17 @@ def first_window_state(k_BTGK: Tensor, v_BTGV: Tensor, left: int) -> WindowState
     if left >= T:
         k_BRGK, v_BRGV = (pad_tokens(x, left - T) for x in (k_BTGK, v_BTGV))
     else:
-        k_BRGK, v_BRGV = (x[:, T - left :].roll(T % max(left, 1), dims=1) for x in (k_BTGK, v_BTGV))
+        k_BRGK, v_BRGV = (_last(x, left) for x in (k_BTGK, v_BTGV))
     return WindowState(k_BRGK, v_BRGV, k_BTGK[:, :0], v_BTGV[:, :0], count_B)
+
+
+def _last(x_BTGK: Tensor, left: int) -> Tensor:
+    """The last ``left`` tokens, token t in slot t mod left, in memory of their own."""
+    T = x_BTGK.shape[1]
+    turn = T - T % max(left, 1)  # this token is in slot 0
+    if turn == T:
+        return x_BTGK[:, T - left :].clone()
+    return torch.cat([x_BTGK[:, turn:], x_BTGK[:, T - left : turn]], dim=1)
 
 
 def window_state(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -427,6 +429,19 @@ def test_nothing_is_copied_that_nobody_looks_at(calls):
     decode(model, ids, cache)
     assert cache.state.holder.rings is not rings[0]
     assert moment[0].holder.rings is rings[0]
+
+
+@torch.no_grad()
+def test_a_state_does_not_keep_the_model(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    cache = model(ids).past_key_values
+    decode(model, ids, cache)
+    wanted, gone = decode(model, ids, cache.fork()), weakref.ref(model.lm_head)
+    twin = copy.deepcopy(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert torch.equal(decode(twin, ids, cache), wanted)
 
 
 def test_two_threads_write_from_one_state(calls):

@@ -100,9 +100,10 @@ LATTE_INLINE void copy_scaled(T* to, const T* from, int64_t n, T scale) {
     for (; i < n; ++i) to[i] = from[i] * scale;
 }
 
-// C[6][2 vectors] (+)= A[6][K] B[K][2 vectors]; A is read one element at a time, at any strides; B is a panel.
+// C[6][2 vectors] (+)= A[6][K] B[K][2 vectors]; A is read one element at a time, at any strides; B is a panel. Rows are scaled in
+// the end if `scale` is given.
 template <class T, bool Add>
-LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int64_t K, T* c, int64_t ldc) {
+LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int64_t K, T* c, int64_t ldc, const T* scale = nullptr) {
     constexpr int W = kWidth<T>;
     Vec<T> acc[kTileRows][2];
     for (int r = 0; r < kTileRows; ++r)
@@ -116,7 +117,7 @@ LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int6
         }
     }
     for (int r = 0; r < kTileRows; ++r)
-        for (int j = 0; j < 2; ++j) store(c + r * ldc + j * W, acc[r][j]);
+        for (int j = 0; j < 2; ++j) store(c + r * ldc + j * W, scale ? acc[r][j] * scale[r] : acc[r][j]);
 }
 
 LATTE_END

@@ -174,12 +174,12 @@ LATTE_INLINE T max_lanes(Vec<T> v) {
 // exp(x) = 2^n (1 + r + r^2 q(r)), |r| <= ln(2)/2; q is a least-maximum fit of degree 4 (relative error 3e-9, so rounding
 // decides: below 1.5 ulp). Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits. From x = -127 ln(2) down the
 // bits of 2^n are those of 0, and so is the result. Several vectors go step by step together: the steps of one wait for each
-// other.
+// other. This one is for x <= 0.
 template <int K>
-LATTE_INLINE void vexp(Vec<float> (&x)[K]) {
+LATTE_INLINE void vexp_down(Vec<float> (&x)[K]) {
     typedef Vec<float> V;
     V shifted[K], r[K], q[K];
-    for (int i = 0; i < K; ++i) x[i] = vmin<float>(splat(88.37f), vmax<float>(splat(-88.03f), x[i]));
+    for (int i = 0; i < K; ++i) x[i] = vmax<float>(splat(-88.03f), x[i]);
     for (int i = 0; i < K; ++i) shifted[i] = x[i] * splat(1.442695041f) + splat(12582912.0f);
     for (int i = 0; i < K; ++i) q[i] = shifted[i] - splat(12582912.0f);
     for (int i = 0; i < K; ++i) r[i] = x[i] - q[i] * splat(0.693145752f);
@@ -199,18 +199,18 @@ LATTE_INLINE void vexp(Vec<float> (&x)[K]) {
     }
 }
 template <int K>
-LATTE_INLINE void vexp(Vec<double> (&x)[K]) {
+LATTE_INLINE void vexp_down(Vec<double> (&x)[K]) {
     for (int i = 0; i < K; ++i)
         for (int lane = 0; lane < kWidth<double>; ++lane) x[i][lane] = ::exp(x[i][lane]);
 }
 LATTE_INLINE Vec<float> vexp(Vec<float> x) {
-    Vec<float> one[1] = {x};
-    vexp(one);
+    Vec<float> one[1] = {vmin<float>(splat(88.37f), x)};
+    vexp_down(one);
     return one[0];
 }
 LATTE_INLINE Vec<double> vexp(Vec<double> x) {
     Vec<double> one[1] = {x};
-    vexp(one);
+    vexp_down(one);
     return one[0];
 }
 

@@ -120,7 +120,7 @@ LATTE_INLINE T exponentials(T* row, int64_t n, T top, bool empty) {
     const auto some = [&](T* at, auto& x) __attribute__((always_inline)) {
         constexpr int K = sizeof(x) / sizeof(x[0]);
         for (int i = 0; i < K; ++i) x[i] = load(at + i * W) - top;
-        vexp(x);
+        vexp_down(x);
         for (int i = 0; i < K; ++i) store(at + i * W, x[i]), total[i % 2] += x[i];
     };
     Vec<T> four[4], one[1];
@@ -220,7 +220,10 @@ void window_forward_typed(const WindowForward& w) {
     const double work = double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));
     const int64_t threads = useful_threads(w.threads, work);
     // Long spans pack fewer keys twice, short ones keep all threads busy and the packed keys in the second-level cache.
-    const int64_t step = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
+    const int64_t about = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
+    // As many spans for each thread, all of about one length.
+    const int64_t enough = round_up((w.T + about - 1) / about * w.B, threads) / w.B;
+    const int64_t step = min64(about, round_up((w.T + enough - 1) / enough, kTileRows));
     const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
     const int64_t keys = round_up(min64(w.S, step + reach + N), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
     large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)), w.threads);
@@ -265,19 +268,28 @@ void window_forward_typed(const WindowForward& w) {
                         softmax_rows<T>(n, first * N, last * N, origin * N, ids, T(w.softcap), row, inverse + tile);
                     }
                     for (int64_t r = 0; r < rows; r += kTileRows) {
+                        const int64_t n = min64(kTileRows, rows - r);
                         int64_t lo, hi, skip;
                         seen(w, s, i + r, lo, skip);
-                        seen(w, s, i + min64(r + kTileRows, rows) - 1, skip, hi);
+                        seen(w, s, i + r + n - 1, skip, hi);
+                        const T *weights = p + r * wide + lo - origin * N, *values = vp + lo * N;
+                        bool whole = n == kTileRows && Vp == w.V;
+                        for (int64_t j = r; j < r + n; ++j) whole = whole && inverse[j] != 0;
+                        if (whole) {
+                            T* to = at<T>(w.y, s.b, i + r, h);
+                            for (int64_t c = 0; c < Vp; c += N)
+                                product<T, false>(weights, wide, 1, values + c * s.m, hi - lo, to + c, w.y.t, inverse + r);
+                            continue;
+                        }
                         for (int64_t c = 0; c < Vp; c += N)
-                            product<T, false>(p + r * wide + lo - origin * N, wide, 1, vp + c * s.m + lo * N, hi - lo,
-                                              y + r * Vp + c, Vp);
-                    }
-                    for (int64_t r = 0; r < rows; ++r) {
-                        T* to = at<T>(w.y, s.b, i + r, h);
-                        if (inverse[r] != 0) {
-                            copy_scaled(to, y + r * Vp, w.V, inverse[r]);
-                        } else {
-                            memset(to, 0, size_t(w.V) * sizeof(T));
+                            product<T, false>(weights, wide, 1, values + c * s.m, hi - lo, y + r * Vp + c, Vp);
+                        for (int64_t j = r; j < r + n; ++j) {
+                            T* to = at<T>(w.y, s.b, i + j, h);
+                            if (inverse[j] != 0) {
+                                copy_scaled(to, y + j * Vp, w.V, inverse[j]);
+                            } else {
+                                memset(to, 0, size_t(w.V) * sizeof(T));
+                            }
                         }
                     }
                 }

@@ -61,7 +61,7 @@ def window_attention(
         seg_q, seg_k = seg_q.to(torch.int32), seg_k.to(torch.int32)
     scale = D**-0.5 if scale is None else scale
     softcap = softcap or 0.0
-    if T <= 16 and library.direct(q, k, v):
+    if library.direct(q, k, v):
         return _forward(q, k, v, seg_q, seg_k, left, right, scale, softcap)
     return torch.ops.latte.window_attention(q, k, v, seg_q, seg_k, left, right, scale, softcap)
 
