@@ -48,7 +48,7 @@ struct Gates {
         if (__builtin_expect(any(up), 0)) return false;
         T *to_w = w + at, *to_q = q + at, *to_rz = rz + at;
         const int64_t ld = Mp;
-        vexp_down(x);
+        vexp(x);
         for (int i = 0; i < kStride; ++i) {
             d += x[i];
             const Vec<T> inv = T(1) / (z + d);

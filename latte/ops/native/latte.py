@@ -56,7 +56,7 @@ def causal_latte(
     library.shape("mean0", mean0, B, H, M, V)
     if log_norm0.dtype != torch.float64 or mean0.dtype != dtype:
         raise ValueError(f"expected log_norm0 float64 and mean0 {dtype}, got {log_norm0.dtype} and {mean0.dtype}")
-    if T <= 16 and library.direct(p, k, v, log_norm0, mean0):
+    if library.direct(p, k, v, log_norm0, mean0):
         return _forward(p, k, v, log_norm0, mean0, mask, reset)
     return torch.ops.latte.causal_latte(p, k, v, log_norm0, mean0, mask, reset)
 

@@ -103,11 +103,11 @@ def header(x: Tensor) -> tuple[int, int]:
 
 
 def direct(*tensors: Tensor | None) -> bool:
-    """Whether a short call may skip the operator: nothing traces, nothing needs a gradient.
+    """Whether a call may skip the operator: nothing traces or watches, nothing needs a gradient.
 
     At one token the dispatcher would cost more than the kernel.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.autograd._profiler_enabled():
         return False
     grad = torch.is_grad_enabled()
     for x in tensors:

@@ -203,14 +203,19 @@ LATTE_INLINE void vexp_down(Vec<double> (&x)[K]) {
     for (int i = 0; i < K; ++i)
         for (int lane = 0; lane < kWidth<double>; ++lane) x[i][lane] = ::exp(x[i][lane]);
 }
-LATTE_INLINE Vec<float> vexp(Vec<float> x) {
-    Vec<float> one[1] = {vmin<float>(splat(88.37f), x)};
-    vexp_down(one);
-    return one[0];
+template <int K>
+LATTE_INLINE void vexp(Vec<float> (&x)[K]) {
+    for (int i = 0; i < K; ++i) x[i] = vmin<float>(splat(88.37f), x[i]);
+    vexp_down(x);
 }
-LATTE_INLINE Vec<double> vexp(Vec<double> x) {
-    Vec<double> one[1] = {x};
-    vexp_down(one);
+template <int K>
+LATTE_INLINE void vexp(Vec<double> (&x)[K]) {
+    vexp_down(x);
+}
+template <class V>
+LATTE_INLINE V vexp(V x) {
+    V one[1] = {x};
+    vexp(one);
     return one[0];
 }
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from latte.ops import native
 from latte.ops.native import library
@@ -43,3 +45,33 @@ def test_every_instruction_set_of_the_machine_agrees(tmp_path):
     assert results[""][0] == native.describe() or os.environ.get("LATTE_ISA")
     assert results["portable"][0].startswith(("native (portable", "native (neon"))
     torch.testing.assert_close(results[""][1], results["portable"][1], rtol=1e-5, atol=1e-5)
+
+
+class Spy(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@needs_library
+@torch.no_grad()
+@pytest.mark.parametrize("T", [1, 50])
+def test_who_watches_operators_sees_them(T):
+    """Without gradients kernels are called directly, but not where a mode or a profiler looks on."""
+    x = torch.randn(1, T, 2, 8)
+    calls = {"window_attention": lambda: native.window_attention(x, x, x, None, None, 3)}
+    calls["causal_latte"] = lambda: native.causal_latte(x.softmax(-1), x, x)
+    for name, call in calls.items():
+        plain = call()[0]
+        with Spy() as spy:
+            assert torch.equal(call()[0], plain)
+        assert f"latte.{name}.default" in spy.seen
+        with profile() as seen:
+            call()
+        assert f"latte::{name}" in {event.key for event in seen.key_averages()}
