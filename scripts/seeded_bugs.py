@@ -457,22 +457,22 @@ MUTANTS = [
     Mutant(
         "a state with a history loses it",
         STEP_PY,
-        "if not any(tensor.requires_grad for _, tensor in state.tensors()):",
-        "if states is not None:",
+        "if not any(tensor.requires_grad or tensor.is_inference() != inference",
+        "if not any(tensor.is_inference() != inference",
         STEP,
     ),
     Mutant(
         "another head is not noticed",
         STEP_PY,
-        "plan.body is not body or plan.head is not head or",
-        "plan.body is not body or",
+        "plan.body() is not body or plan.head is not head or",
+        "plan.body() is not body or",
         STEP,
     ),
     Mutant(
         "a hook registered later is not noticed",
         PLAN,
-        "if registered != self.registered:",
-        "if registered < self.registered:",
+        "if hooks != self.hooks:",
+        "if hooks < self.hooks:",
         STEP,
     ),
     Mutant(
@@ -485,8 +485,8 @@ MUTANTS = [
     Mutant(
         "tokens of a ring are looked for in slots of another size",
         BLOCKS,
-        "(last_B1 - torch.arange(R)) % R ",
-        "(last_B1 - torch.arange(R)) % (R + 1) ",
+        'torch.arange(R, device="cpu")) % R\n',
+        'torch.arange(R, device="cpu")) % (R + 1)\n',
         STEP,
     ),
 ]

@@ -175,9 +175,10 @@ class LatteExtendedForCausalLM(PreTrainedModel, GenerationMixin):
         reading = Reading(mask, reset, before, mode=cast(Any, mode), share=share)
         for layer in body.layers:
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
+        hidden_BTD = body.norm(x_BTD)
         if cache is not None:
             cache.advance(tuple(reading.after[index] for index in range(len(body.layers))), x_BTD, mask, reset)
-        return body.norm(x_BTD), reading
+        return hidden_BTD, reading
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.finish_logits(self.get_output_embeddings()(hidden))

@@ -23,6 +23,9 @@ class ExtendedPlanMaker(PlanMaker):
     def mixer_of(block: Any) -> LatteMixer:
         return block.self_attn.mixer
 
+    def reads_itself(self, body: nn.Module) -> bool:
+        return True  # an extended model calls the layers of the pretrained body, never the body
+
     def layer(self, block: nn.Module) -> tuple[int, ...]:
         attention = self.child(block, "self_attn", ExtendedAttention)
         mixer = self.child(attention, "mixer", ExtendedMixer)

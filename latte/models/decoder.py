@@ -95,7 +95,7 @@ class LatteModel(LattePreTrainedModel):
         if use_cache and cache is None and not self.config.bidirectional:
             cache = LatteCache()
         if self.embed_positions is not None:
-            place_BT, _ = positions(x_BTD, mask, reset, (cache or LatteCache()).count_for(x_BTD))
+            place_BT, _ = positions(x_BTD, mask, reset, (LatteCache() if cache is None else cache).count_for(x_BTD))
             x_BTD = x_BTD + self.embed_positions(self._known_places(place_BT))
         x_BTD = self.dropout(x_BTD)
         hidden = [x_BTD] if output_hidden_states else None

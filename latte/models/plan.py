@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -27,20 +28,22 @@ class Unfit(Exception):  # noqa: N818  (an outcome, not an error)
 class Plan:
     """A model as the kernel knows it, and all that it was read from."""
 
-    body: nn.Module
+    body: weakref.ref[nn.Module]  # which may own this plan
     blocks: nn.ModuleList
     head: nn.Module | None
+    table: nn.Embedding | None
     told: native.TokenModel
     modules: list[nn.Module]
+    kinds: list[type]  # of the modules
     owns: list[dict[str, Any]]  # what is set on the modules themselves
     dropouts: list[nn.Dropout]
     families: list[dict[str, Any]]  # where modules are registered
     children: list[nn.Module | None]  # what is registered there
-    homes: list[dict[str, Any]]  # where each weight is registered
-    names: list[str]  # as what
-    weights: list[Tensor]
+    homes: list[dict[str, Any]]  # where weights are registered
+    registry: list[Tensor | None]  # what is registered there
+    weights: list[Tensor]  # those that the kernel reads
     addresses: list[int]  # of the weights, as the kernel knows them
-    registered: int = -1  # hooks of any module, when these had none
+    hooks: int = -1  # of any module in the world, when these had none
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,22 +55,26 @@ class Plan:
         Asked for every token, of things that the weights have driven out of the caches since: each list is gone through
         in one go, and what tells the same with less reading is read.
         """
-        if any(map(dict.__contains__, self.owns, repeat("forward"))):
+        if list(map(type, self.modules)) != self.kinds or any(map(dict.__contains__, self.owns, repeat("forward"))):
             return False
         if any(map(dict.__contains__, self.owns, repeat("_compiled_call_impl"))):
             return False
         # Torch numbers all hooks: where there is no new one anywhere, there is none here.
-        registered = RemovableHandle.next_id
-        if registered != self.registered:
+        hooks = RemovableHandle.next_id
+        if hooks != self.hooks:
             if not nothing_but_forwards(self.modules):
                 return False
-            self.registered = registered
+            self.hooks = hooks
         if any(dropout.training and dropout.p for dropout in self.dropouts):
             return False
         if list(chain.from_iterable(map(dict.values, self.families))) != self.children:
             return False
-        now = map(dict.get, self.homes, self.names)
-        if not all(map(operator.is_, now, self.weights)) or not all(map(Tensor.is_contiguous, self.weights)):
+        now = list(chain.from_iterable(map(dict.values, self.homes)))
+        if len(now) != len(self.registry) or not all(map(operator.is_, now, self.registry)):
+            return False
+        if self.table is not None and self.table.max_norm is not None:
+            return False
+        if not all(map(Tensor.is_contiguous, self.weights)):
             return False
         return list(map(Tensor.data_ptr, self.weights)) == self.addresses
 
@@ -83,8 +90,7 @@ class PlanMaker:
         self.modules: list[nn.Module] = []
         self.dropouts: list[nn.Dropout] = []
         self.parents: dict[nn.Module, None] = {}
-        self.homes: list[dict[str, Any]] = []
-        self.names: list[str] = []
+        self.table: nn.Embedding | None = None
         self.weights: list[Tensor] = []
         self.sizes: set[native.Sizes] = set()
 
@@ -110,18 +116,21 @@ class PlanMaker:
             raise Unfit
         told = native.TokenModel(sizes, fields, self.weight(norm, "weight", sizes.width), **ends)
         families = [parent._modules for parent in self.parents]
+        homes = [module._parameters for module in self.modules]
         return Plan(
-            body,
+            weakref.ref(body),
             blocks,
             head,
+            self.table,
             told,
             self.modules,
+            list(map(type, self.modules)),
             [module.__dict__ for module in self.modules],
             self.dropouts,
             families,
             list(chain.from_iterable(map(dict.values, families))),
-            self.homes,
-            self.names,
+            homes,
+            list(chain.from_iterable(map(dict.values, homes))),
             self.weights,
             list(map(Tensor.data_ptr, self.weights)),
         )
@@ -129,8 +138,8 @@ class PlanMaker:
     def ends(self, body: nn.Module, head: Any) -> dict[str, Tensor]:
         """What comes before the layers and after them; raises Unfit."""
         self.modules += [body, head]
-        table = self.child(body, "embed_tokens", nn.Embedding)
-        if type(head) not in self.PRODUCTS or head.bias is not None or table.max_norm is not None:
+        self.table = table = self.child(body, "embed_tokens", nn.Embedding)
+        if not self.reads_itself(body) or type(head) not in self.PRODUCTS or head.bias is not None:
             raise Unfit
         # Layers may still be served where these are watched: no need to look at them first.
         if body._modules.get("embed_positions") is not None or not nothing_but_forwards(self.modules):
@@ -141,6 +150,12 @@ class PlanMaker:
             "embedding": self.weight(table, "weight", table.num_embeddings, table.embedding_dim),
             "head": self.weight(head, "weight", head.out_features, head.in_features),
         }
+
+    def reads_itself(self, body: nn.Module) -> bool:
+        """Whether ``body`` would do nothing but embed, call its layers and norm."""
+        from latte.models.decoder import LatteModel
+
+        return type(body).forward is LatteModel.forward
 
     def layer(self, block: nn.Module) -> tuple[int, ...]:
         """The fields of one block; raises Unfit."""
@@ -226,8 +241,6 @@ class PlanMaker:
             raise Unfit
         if weight.dtype != self.dtype or not weight.is_contiguous():
             raise Unfit
-        self.homes.append(module._parameters)
-        self.names.append(name)
         self.weights.append(weight)
         return weight
 

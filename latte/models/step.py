@@ -84,9 +84,12 @@ class _Block:
             block.rings.join(block, None)
         return block
 
+    # Whoever looks, and be it in inference mode, leaves tensors that are good for everything.
+    @torch.inference_mode(False)
     def layers(self) -> tuple[State, ...]:
         return tuple(map(_state, self.rows.layout.unpack(self.memory, self.rings.memory)))
 
+    @torch.inference_mode(False)
     def counts(self) -> Tensor:
         return self._start_B + self.tokens
 
@@ -150,21 +153,23 @@ class TokenStep:
             require_state("mixer 'latte'", layer, self._maker.mixer_of(block).expected_state(like_B1D))
         tensors = [_tensors(layer) for layer in states]
         made = _Block.first(_Rows(plan, tensors, batch), tensors, state.count_B)
-        if not any(tensor.requires_grad for _, tensor in state.tensors()):
-            state.hold(made)
+        inference = torch.is_inference_mode_enabled()
+        if not any(tensor.requires_grad or tensor.is_inference() != inference for _, tensor in state.tensors()):
+            state.hold(made)  # nothing but the numbers would be lost
         return made
 
     def _plan_for(self, body: nn.Module, head: nn.Module | None) -> Plan | None:
         """The last plan if it still holds, or a new one, or None if there can be none."""
         plan = self._plans.get(head is not None)
-        if plan is None or plan.body is not body or plan.head is not head or not plan.holds():
+        if plan is None or plan.body() is not body or plan.head is not head or not plan.holds():
+            self._plans.pop(head is not None, None)  # or it would keep weights that were replaced
             try:
                 plan = self._maker(next(body.parameters()).dtype).plan(body, head)
             except Unfit:
                 return None
-            self._plans[head is not None] = plan
             if not plan.holds():
                 return None
+            self._plans[head is not None] = plan
         return plan if choose_backend("token_step", None, plan.told.norm) == "native" else None
 
 

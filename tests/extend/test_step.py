@@ -87,3 +87,18 @@ def test_what_is_changed_or_watched_is_seen(monkeypatch, calls):
     model.base.model.layers[0].mlp.act_fn = torch.nn.GELU()
     compare(model, 1, monkeypatch)
     assert len(calls) == 36
+
+
+@torch.no_grad()
+def test_a_call_that_fails_in_the_last_norm_reads_nothing(monkeypatch):
+    model, cache = opened(convert(small_model("llama"), WAYS[0])).eval(), LatteCache()
+    model(ids(1, 7), past_key_values=cache)
+
+    def fail(*_):
+        raise RuntimeError("stop")
+
+    handle = model.base.model.norm.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="stop"):
+        model(ids(1, 1), past_key_values=cache)
+    handle.remove()
+    assert cache.length == 7

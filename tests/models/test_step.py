@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from latte.models import LatteCache, LatteForCausalLM
 from latte.models import step as step_module
+from latte.models.decoder import LatteModel
 from latte.ops import native
 from tests.models.support import tiny_model, token_ids
 
@@ -164,11 +165,24 @@ def test_new_weights_count_at_the_next_token(monkeypatch, calls):
     def biased_head() -> None:
         model.lm_head = nn.Linear(32, model.config.vocab_size)
 
+    def bias_of_the_head() -> None:
+        model.lm_head.bias = nn.Parameter(torch.randn(model.config.vocab_size))
+
+    def no_bias_of_the_head() -> None:
+        model.lm_head.bias = None
+
+    def bias_inside() -> None:
+        block.mlp.down_proj.bias = nn.Parameter(torch.randn(32))
+
+    def shorter_embeddings() -> None:
+        model.model.embed_tokens.max_norm = 0.1
+
     def other_blocks() -> None:
         model.model.layers = nn.ModuleList(reversed(list(model.model.layers)))
 
     changes = (in_place, other_memory, transposed, other_parameter, other_layer, loaded, other_embedding, other_head)
-    for change in (*changes, biased_head, other_blocks):
+    changes += (biased_head, no_bias_of_the_head, bias_of_the_head, bias_inside, shorter_embeddings)
+    for change in (*changes, other_blocks):
         before = decode(model, ids, cache.fork())
         with torch.no_grad():
             change()
@@ -187,6 +201,24 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * self.layer(x)
+
+
+class Louder(LatteModel):
+    """A body of one's own."""
+
+    def forward(self, input_ids=None, **settings):
+        return super().forward(**{**settings, "inputs_embeds": 3 * self.embed_tokens(input_ids)})
+
+
+@torch.no_grad()
+def test_a_body_of_ones_own_is_called(monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    cache = model(ids).past_key_values
+    plain = decode(model, ids, cache.fork())
+    model.model.__class__ = Louder
+    got, wanted, *_ = both_ways(model, ids, cache, monkeypatch)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(got, plain, atol=1e-3)
 
 
 def test_watched_and_wrapped_layers_are_called(calls):
@@ -354,6 +386,8 @@ def test_a_written_state_is_a_state_like_any_other(tmp_path, calls):
         assert torch.equal(tensor, kept), name  # moved, not changed
     state = cache.state
     cache.save(tmp_path / "state.safetensors")
+    torch.save(dict(state.tensors()), tmp_path / "tensors.pt")
+    assert (tmp_path / "tensors.pt").stat().st_size < 3 * state.nbytes + 50_000  # each tensor alone, not all its block
     twins = [copy.deepcopy(state), copy.copy(state), pickle.loads(pickle.dumps(state)), state.fork()]
     twins += [LatteCache.load(tmp_path / "state.safetensors").state, state.map(torch.clone)]
     leaves, spec = torch.utils._pytree.tree_flatten(state)
@@ -442,6 +476,48 @@ def test_a_state_does_not_keep_the_model(calls):
     gc.collect()
     assert gone() is None
     assert torch.equal(decode(twin, ids, cache), wanted)
+
+
+def test_decoding_in_inference_mode_leaves_earlier_states_as_they_are(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    read = cache.state
+    with torch.inference_mode():
+        model(ids[:, :1], past_key_values=cache)
+        wanted = model(ids[:, :1], past_key_values=cache).logits
+    with torch.no_grad():
+        written = LatteCache(read, 3)
+        decode(model, ids[:, :1], written)
+    with torch.inference_mode():
+        assert written.nbytes == LatteCache(read, 3).nbytes
+    torch.testing.assert_close(decode(model, ids[:, :1], LatteCache(written.state, 4)), wanted)
+    for state in (read, written.state):
+        model(ids, past_key_values=LatteCache(state, 3)).logits.sum().backward()
+    assert len(calls) == 4
+
+
+@torch.no_grad()
+def test_replaced_weights_are_let_go(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    cache = model(ids).past_key_values
+    model.model(ids[:, :1], past_key_values=cache)
+    decode(model, ids, cache)
+    old = weakref.ref(model.model.layers[0].mlp.up_proj)
+    model.model.layers[0].mlp.up_proj = Doubled(nn.Linear(32, old().out_features, bias=False))
+    decode(model, ids, cache)
+    assert old() is None
+
+
+@torch.no_grad()
+def test_another_default_device(calls):
+    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
+    cache = model(ids).past_key_values
+    wanted = decode(model, ids, cache.fork())
+    with torch.device("meta"):
+        got = [model(part, past_key_values=cache).logits for part in ids.split(1, dim=1)]
+    assert torch.equal(torch.cat(got, dim=1), wanted)
+    assert len(calls) == 6
 
 
 def test_two_threads_write_from_one_state(calls):

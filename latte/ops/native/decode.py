@@ -95,4 +95,4 @@ def _row(x: Tensor) -> Tensor:
 @functools.cache
 def rotary_speeds(frequencies: tuple[float, ...]) -> Tensor:
     """Radians a token for each pair of channels, where kernels find them."""
-    return torch.tensor(frequencies, dtype=torch.float64)
+    return torch.tensor(frequencies, dtype=torch.float64, device="cpu")

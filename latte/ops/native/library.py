@@ -109,6 +109,8 @@ def direct(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.autograd._profiler_enabled():
         return False
+    if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     grad = torch.is_grad_enabled()
     for x in tensors:
         if x is not None and (type(x) not in (Tensor, torch.nn.Parameter) or (grad and x.requires_grad)):

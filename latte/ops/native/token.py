@@ -132,11 +132,11 @@ class StateLayout:
 
     def make(self) -> Tensor:
         """A block with anything in it, for all but the rings."""
-        return torch.empty(self._bytes[False], dtype=torch.uint8)
+        return torch.empty(self._bytes[False], dtype=torch.uint8, device="cpu")
 
     def pack(self, states: Sequence[LayerState]) -> tuple[Tensor, Tensor]:
         """Blocks with a copy of these states: the rings' is the second."""
-        block, rings = self.make(), torch.empty(self._bytes[True], dtype=torch.uint8)
+        block, rings = self.make(), torch.empty(self._bytes[True], dtype=torch.uint8, device="cpu")
         for parts, state in zip(self._parts, states, strict=True):
             for index, (part, tensor) in enumerate(zip(parts, state, strict=True)):
                 if part is None or tensor is None:
@@ -148,16 +148,16 @@ class StateLayout:
         return block, rings
 
     def unpack(self, block: Tensor, rings: Tensor) -> list[LayerState]:
-        """The states in these blocks; all but their rings are tensors that lie in the first."""
+        """The states in these blocks, as tensors of their own."""
         states = []
         for parts in self._parts:
-            state = [None if part is None or i in RINGS else part.of(block) for i, part in enumerate(parts)]
+            state = [None if part is None or i in RINGS else part.of(block).clone() for i, part in enumerate(parts)]
             for index in RINGS:
                 part = parts[index]
                 if part is not None:
                     ring = part.of(rings)
                     seen = ring[:, : max(0, ring.shape[1] - SPARE)]
-                    state[index] = ring.gather(1, _slots(seen, state[COUNT])) if seen.shape[1] else seen
+                    state[index] = ring.gather(1, _slots(seen, state[COUNT])) if seen.shape[1] else seen.clone()
             states.append(tuple(state))
         return states
 
@@ -167,7 +167,8 @@ def _slots(ring_BRGK: Tensor, count_B: Tensor | None) -> Tensor:
     assert count_B is not None
     R = ring_BRGK.shape[1]
     last_B1 = count_B[:, None] - 1
-    token_BR = last_B1 - (last_B1 - torch.arange(R)) % R  # the last one before `count` that belongs in each slot
+    # The last token before `count` that belongs in each slot of the state's ring.
+    token_BR = last_B1 - (last_B1 - torch.arange(R, device="cpu")) % R
     return (token_BR % (R + SPARE))[:, :, None, None].expand_as(ring_BRGK)
 
 
@@ -199,7 +200,7 @@ def token_step(
     sizes, layers, norm, embedding, head = model
     x = x.contiguous()
     words = 0 if head is None else head.shape[0]
-    y = torch.empty((x.shape[0], 1, words or sizes.width), dtype=norm.dtype)
+    y = torch.empty((x.shape[0], 1, words or sizes.width), dtype=norm.dtype, device="cpu")
     given = (x.data_ptr(), 0, 0) if embedding is None else (0, x.data_ptr(), embedding.data_ptr())
     library.kernel("token")(
         (

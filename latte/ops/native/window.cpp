@@ -222,7 +222,7 @@ void window_forward_typed(const WindowForward& w) {
     // Long spans pack fewer keys twice, short ones keep all threads busy and the packed keys in the second-level cache.
     const int64_t about = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
     // As many spans for each thread, all of about one length.
-    const int64_t enough = round_up((w.T + about - 1) / about * w.B, threads) / w.B;
+    const int64_t enough = max64(1, round_up((w.T + about - 1) / about * w.B, threads) / max64(1, w.B));
     const int64_t step = min64(about, round_up((w.T + enough - 1) / enough, kTileRows));
     const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
     const int64_t keys = round_up(min64(w.S, step + reach + N), N), wide = min64(keys, round_up(kBlock + reach, N) + N);

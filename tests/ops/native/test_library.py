@@ -75,3 +75,10 @@ def test_who_watches_operators_sees_them(T):
         with profile() as seen:
             call()
         assert f"latte::{name}" in {event.key for event in seen.key_averages()}
+
+
+@needs_library
+def test_no_rows_give_no_rows():
+    x = torch.zeros(0, 8, 2, 4)
+    assert native.window_attention(x, x, x, None, None, 3)[0].shape == x.shape
+    assert native.causal_latte(x, x, x)[0].shape == x.shape
