@@ -14,7 +14,7 @@ MIXERS = ("tests/mixers/test_oracles.py",)
 BOTH_WAYS = ("tests/contract", "-k", "bidirectional and packing")
 PADDING = ("tests/contract", "-k", "padding or pads_say_nothing")
 STATE = ("tests/test_state.py",)
-STEP = ("tests/models/test_step.py",)
+STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
 

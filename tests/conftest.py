@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from latte.models import step
 from latte.ops import native
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
@@ -41,3 +42,12 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """The test once for every path."""
     monkeypatch.setenv("LATTE_BACKEND", request.param)
     return request.param
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each token that the kernel for whole models has read."""
+    seen: list[int] = []
+    kernel = native.token_step
+    monkeypatch.setattr(step.native, "token_step", lambda *given: seen.append(1) or kernel(*given))
+    return seen

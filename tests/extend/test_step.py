@@ -7,22 +7,12 @@ import torch
 
 from latte.extend import convert
 from latte.models import LatteCache
-from latte.models import step as step_module
 from latte.ops import native
 from tests.extend.families import FAMILIES, small_model
 from tests.extend.test_convert import WAYS, ids, opened
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
 FITTING = [name for name in FAMILIES if name.startswith(("llama", "mistral"))]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each token that the kernel has read."""
-    seen: list[int] = []
-    kernel = native.token_step
-    monkeypatch.setattr(step_module.native, "token_step", lambda *given: seen.append(1) or kernel(*given))
-    return seen
 
 
 @torch.no_grad()

@@ -1,12 +1,14 @@
-"""Small models of every variant."""
+"""Small models of every variant, and their tokens one by one."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
-from latte.models import LatteConfig, LatteForCausalLM, preset
+from latte.models import LatteCache, LatteConfig, LatteForCausalLM, preset
 
 
 def tiny_config(variant: str, **overrides: Any) -> LatteConfig:
@@ -35,3 +37,22 @@ def tiny_model(variant: str, **overrides: Any) -> LatteForCausalLM:
 
 def token_ids(rows: int, tokens: int, seed: int = 1, vocabulary: int = 97) -> torch.Tensor:
     return torch.randint(0, vocabulary, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def decode(model: LatteForCausalLM, ids: Tensor, cache: LatteCache, **settings) -> Tensor:
+    """Logits of all tokens, read one by one."""
+    parts = [model(part, past_key_values=cache, **settings).logits for part in ids.split(1, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+def both_ways(
+    model: LatteForCausalLM, ids: Tensor, cache: LatteCache, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, Tensor, LatteCache, LatteCache]:
+    """Logits with the kernels and without, and both caches after it."""
+    other = cache.fork()
+    got = decode(model, ids, cache)
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    wanted = decode(model, ids, other)
+    monkeypatch.delenv("LATTE_BACKEND")
+    return got, wanted, cache, other

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from latte.models import LatteCache, LatteForCausalLM
-from latte.models import step as step_module
 from latte.models.decoder import LatteModel
 from latte.ops import native
-from tests.models.support import tiny_model, token_ids
+from tests.models.support import both_ways, decode, tiny_model, token_ids
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
 
@@ -36,36 +33,6 @@ MODELS = [
     ("latte-conv-swa++", {"conv_size": 1}),
     ("latte-conv-swa++", {"coupled": True, "sinks": 2, "slot0_bias": 1.0}),
 ]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each token that the kernel has read."""
-    seen: list[int] = []
-    kernel = native.token_step
-
-    def counted(*given):
-        seen.append(1)
-        return kernel(*given)
-
-    monkeypatch.setattr(step_module.native, "token_step", counted)
-    return seen
-
-
-@torch.no_grad()
-def decode(model: LatteForCausalLM, ids: Tensor, cache: LatteCache, **settings) -> Tensor:
-    """Logits of all tokens, read one by one."""
-    parts = [model(part, past_key_values=cache, **settings).logits for part in ids.split(1, dim=1)]
-    return torch.cat(parts, dim=1)
-
-
-def both_ways(model, ids, cache, monkeypatch) -> tuple[Tensor, Tensor, LatteCache, LatteCache]:
-    other = cache.fork()
-    got = decode(model, ids, cache)
-    monkeypatch.setenv("LATTE_BACKEND", "torch")
-    wanted = decode(model, ids, other)
-    monkeypatch.delenv("LATTE_BACKEND")
-    return got, wanted, cache, other
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -379,132 +346,6 @@ def test_learned_positions_are_added_to_each_token(monkeypatch, calls):
 
 
 @torch.no_grad()
-def test_a_written_state_is_a_state_like_any_other(tmp_path, calls):
-    """It lies in one block of memory until someone looks."""
-    model, ids = tiny_model("latte-r-swa++", sinks=1), token_ids(2, 4)
-    cache = model(ids).past_key_values
-    seen = {name: tensor.clone() for name, tensor in cache.state.tensors()}
-    first = cache.snapshot()
-    decode(model, ids, cache)
-    assert len(calls) == 4
-    assert cache.state.holder is not None
-    for (name, tensor), (other, kept) in zip(first[0].tensors(), seen.items(), strict=True):
-        assert name == other
-        assert torch.equal(tensor, kept), name  # moved, not changed
-    state = cache.state
-    cache.save(tmp_path / "state.safetensors")
-    torch.save(dict(state.tensors()), tmp_path / "tensors.pt")
-    assert (tmp_path / "tensors.pt").stat().st_size < 3 * state.nbytes + 50_000  # each tensor alone, not all its block
-    twins = [copy.deepcopy(state), copy.copy(state), pickle.loads(pickle.dumps(state)), state.fork()]
-    twins += [LatteCache.load(tmp_path / "state.safetensors").state, state.map(torch.clone)]
-    leaves, spec = torch.utils._pytree.tree_flatten(state)
-    twins.append(torch.utils._pytree.tree_unflatten(leaves, spec))
-    wanted = decode(model, ids, cache)
-    for twin in twins:
-        assert torch.equal(decode(model, ids, LatteCache(twin, 8)), wanted)
-    # What was written since has left it as it was.
-    assert torch.equal(decode(model, ids, LatteCache(state, 8)), wanted)
-    with pytest.raises(AttributeError, match="has no 'nothing'"):
-        _ = state.nothing
-
-
-def test_a_state_with_a_history_keeps_it(calls):
-    """Moved into a block it would lose its gradient."""
-    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
-    cache = model(ids).past_key_values
-    state = cache.state
-    plain = decode(model, ids, cache)
-    assert len(calls) == 3
-    assert state.holder is None
-    loss = model(ids, past_key_values=LatteCache(state, 3)).logits.square().sum()
-    assert torch.autograd.grad(loss, state.layers[0].latents.mean_BHMV)[0].abs().max() > 0
-    assert torch.equal(decode(model, ids, LatteCache(state.detach(), 3)), plain)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("read", [2, 30])
-def test_states_that_share_a_ring_stay_as_they_are(read, calls):
-    """Any earlier state can be gone on from, in any order, whatever was written since."""
-    model, ids = tiny_model("latte-r-swa++", window=5, sinks=1), token_ids(2, 3 * native.SPARE, seed=6)
-    cache = model(token_ids(2, read)).past_key_values
-    plain = cache.fork()
-    wanted = decode(model, ids, plain)
-    moments = []
-    for index, part in enumerate(ids.split(1, dim=1)):
-        moments.append(cache.snapshot())
-        assert torch.equal(model(part, past_key_values=cache).logits, wanted[:, index : index + 1])
-    for index in (0, len(moments) - 1, native.SPARE, 7, native.SPARE - 1, native.SPARE + 1):
-        cache.rollback(moments[index])
-        other = decode(model, ids[:, :5].flip(1), cache)  # another branch
-        cache.rollback(moments[index])
-        assert torch.equal(decode(model, ids[:, index:], cache), wanted[:, index:])
-        cache.rollback(moments[index])
-        assert torch.equal(decode(model, ids[:, :5].flip(1), cache), other)
-
-
-@torch.no_grad()
-def test_a_branch_beside_one_written_token(calls):
-    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 4)
-    cache = model(ids).past_key_values
-    start = cache.snapshot()
-    decode(model, ids[:, :1], cache)
-    ahead = cache.snapshot()
-    wanted = decode(model, ids[:, 1:], cache.fork())
-    cache.rollback(start)
-    decode(model, ids.flip(1), cache)
-    cache.rollback(ahead)
-    assert torch.equal(decode(model, ids[:, 1:], cache), wanted)
-
-
-@torch.no_grad()
-def test_nothing_is_copied_that_nobody_looks_at(calls):
-    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 2 * native.SPARE)
-    cache = model(ids).past_key_values
-    rings = []
-    for part in ids.split(1, dim=1):
-        model(part, past_key_values=cache)
-        rings.append(cache.state.holder.rings)
-    # The state after the prompt was let go by the cache: one ring serves all that follow.
-    assert all(ring is rings[0] for ring in rings)
-    moment = cache.snapshot()
-    decode(model, ids, cache)
-    assert cache.state.holder.rings is not rings[0]
-    assert moment[0].holder.rings is rings[0]
-
-
-@torch.no_grad()
-def test_a_state_does_not_keep_the_model(calls):
-    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
-    cache = model(ids).past_key_values
-    decode(model, ids, cache)
-    wanted, gone = decode(model, ids, cache.fork()), weakref.ref(model.lm_head)
-    twin = copy.deepcopy(model)
-    del model
-    gc.collect()
-    assert gone() is None
-    assert torch.equal(decode(twin, ids, cache), wanted)
-
-
-def test_decoding_in_inference_mode_leaves_earlier_states_as_they_are(calls):
-    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
-    with torch.no_grad():
-        cache = model(ids).past_key_values
-    read = cache.state
-    with torch.inference_mode():
-        model(ids[:, :1], past_key_values=cache)
-        wanted = model(ids[:, :1], past_key_values=cache).logits
-    with torch.no_grad():
-        written = LatteCache(read, 3)
-        decode(model, ids[:, :1], written)
-    with torch.inference_mode():
-        assert written.nbytes == LatteCache(read, 3).nbytes
-    torch.testing.assert_close(decode(model, ids[:, :1], LatteCache(written.state, 4)), wanted)
-    for state in (read, written.state):
-        model(ids, past_key_values=LatteCache(state, 3)).logits.sum().backward()
-    assert len(calls) == 4
-
-
-@torch.no_grad()
 def test_replaced_weights_are_let_go(calls):
     model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
     cache = model(ids).past_key_values
@@ -524,30 +365,4 @@ def test_another_default_device(calls):
     with torch.device("meta"):
         got = [model(part, past_key_values=cache).logits for part in ids.split(1, dim=1)]
     assert torch.equal(torch.cat(got, dim=1), wanted)
-    assert len(calls) == 6
-
-
-def test_two_threads_write_from_one_state(calls):
-    model, ids = tiny_model("latte-r-swa++"), token_ids(1, 30)
-    with torch.no_grad():
-        cache = model(ids).past_key_values
-    wanted = decode(model, ids, cache.fork())
-    moment = cache.snapshot()
-
-    def written(_: int) -> Tensor:
-        own = LatteCache()
-        own.rollback(moment)
-        return decode(model, ids, own)
-
-    with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(written, range(8)):
-            assert torch.equal(got, wanted)
-
-
-def test_a_state_may_have_any_strides(calls):
-    model, ids = tiny_model("latte-r-swa++"), token_ids(2, 3)
-    with torch.no_grad():
-        cache = model(ids).past_key_values
-    spread = LatteCache(cache.state.map(lambda tensor: torch.stack([tensor, tensor], -1)[..., 0]), cache.length)
-    assert torch.equal(decode(model, ids, spread), decode(model, ids, cache))
     assert len(calls) == 6

@@ -112,7 +112,7 @@ class StateLayout:
     ALIGNED = 64  # bytes: where every part starts
 
     def __init__(self, states: Sequence[LayerState]) -> None:
-        self._bytes = {False: 0, True: 0}  # of the rings, and of all else
+        self._bytes = {False: 0, True: 0}  # whether of the rings: how many
         self._parts = [
             [None if tensor is None else self._place(tensor, part in RINGS) for part, tensor in enumerate(state)]
             for state in states
