@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -171,6 +173,11 @@ def load_model(name: str | Path) -> Any:
     if (path / FINAL / "config.json").is_file():  # a run's folder
         path = path / FINAL
     source = str(path) if path.exists() else str(name)
+    if not path.exists():
+        try:
+            validate_repo_id(source)
+        except HFValidationError as error:
+            raise UserError(f"there is no folder {name}: expected a run's, a model's, or a name on the hub") from error
     dtype = "auto" if torch.cuda.is_available() else torch.float32
     bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
