@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from latte import ops
 from latte.memory import allocator, returns_memory_early
 from latte.ops import native
-from latte.ops.backends import choose_backend
+from latte.ops.registry import Draw, choose_backend, registered_ops
+from latte.tokens import Tokens
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "datasets")
 #: Largest difference from the reference, relative to its largest value, that counts as the same.
@@ -60,34 +59,20 @@ def allocation() -> str:
     return f"{name} (trains on long rows faster, in less memory, with LD_PRELOAD=libtcmalloc_minimal.so.4)"
 
 
-def check_ops(tokens: int = 193) -> Iterator[OpCheck]:
-    """Run every op in float32 and float64, with padding and document boundaries, against its reference."""
-    B, T, H, G, K, V = 2, tokens, 4, 2, 16, 24
+def check_ops(length: int = 193) -> Iterator[OpCheck]:
+    """Run every registered op in float32 and float64, with padding and document boundaries, against its reference."""
     for dtype in TOLERANCE:
-        torch_random = torch.Generator().manual_seed(0)
-        draw = partial(torch.randn, dtype=dtype, generator=torch_random)
-        mask = torch.rand(B, T, generator=torch_random) > 0.1
-        reset = torch.rand(B, T, generator=torch_random) < 0.02
-        flags: dict[str, Any] = {"mask": mask, "reset": reset}
-        documents: dict[str, Any] = {"mask": mask, "segments": reset.long().cumsum(1)}
-        q, k, v = draw(B, T, H, K), draw(B, T, H, K), draw(B, T, H, V)
-        p, few_k, few_v = q.softmax(-1), k[:, :, :G], v[:, :, :G]
-        log_a, b, gate, taps = -draw(B, T, K).abs(), draw(B, T, K), -draw(B, T, H, K).abs(), draw(K, 4)
-        calls: dict[str, Callable[..., Any]] = {
-            "causal_latte": partial(ops.causal_latte, p, k, v, **flags),
-            "bidirectional_latte": partial(ops.bidirectional_latte, p, k, v, **documents),
-            "window_attention": partial(ops.window_attention, q, few_k, few_v, left=20, sinks=2, softcap=9.0, **flags),
-            "softmax_attention": partial(ops.softmax_attention, q, few_k, few_v, **flags),
-            "decay_attention": partial(ops.decay_attention, q, k, v, gate, **flags),
-            "document_attention": partial(ops.document_attention, q, k, v, **documents),
-            "diagonal_scan": partial(ops.diagonal_scan, log_a, b, **flags),
-            "causal_conv": partial(ops.causal_conv, b, taps, **flags),
-        }
-        for name, call in calls.items():
-            wanted, found = (_outputs(call(backend=backend)) for backend in ("reference", None))
+        for op in registered_ops():
+            generator = torch.Generator().manual_seed(0)
+            inputs, options = op.example(Draw(2, length, dtype, generator))
+            if op.tokens:
+                mask = torch.rand(2, length, generator=generator) > 0.1
+                reset = torch.rand(2, length, generator=generator) < 0.02
+                options["tokens"] = Tokens.of(inputs[0], mask=mask, reset=reset)
+            wanted, found = (_outputs(op.call(*inputs, backend=backend, **options)) for backend in ("reference", None))
             error = float((found - wanted).abs().max() / wanted.abs().max())
-            yield OpCheck(name, choose_backend(name, None, q), dtype, error)
+            yield OpCheck(op.name, choose_backend(op.name, None, inputs[0]), dtype, error)
 
 
-def _outputs(result: Tensor | tuple[Tensor, Any]) -> Tensor:
+def _outputs(result: Tensor | tuple[Any, ...]) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]

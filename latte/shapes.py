@@ -7,15 +7,14 @@ A name such as ``q_BTHM`` says what its axes are:
     S  tokens looked at (keys)      M  latents per head
     D  model width                  K  key width per head
     N  chunks                       V  value width per head
-    C  tokens in a chunk
+    C  tokens in a chunk            Z  real and imaginary part
+    L  levels of a hierarchy        P  channels of a diagonal state
 
-Two boolean masks of shape (B, T) go with every operation: ``mask`` is True at real tokens and False at padding,
-anywhere in the row; ``reset`` is True at the first token of a document, anywhere in the row.
+Padding and documents of the (B, T) tokens are described by :class:`latte.tokens.Tokens`.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -53,31 +52,6 @@ class Axes:
         if tensor.dtype != other.dtype:
             raise ValueError(f"{self.op}: {name} is {tensor.dtype}, but {other_name} is {other.dtype}")
         return self.sizes
-
-    def flags(self, name: str, tensor: Tensor | None) -> None:
-        """Check a boolean (B, T) tensor: ``mask`` or ``reset``."""
-        if tensor is None:
-            return
-        if tensor.dtype != torch.bool:
-            raise ValueError(f"{self.op}: {name} has dtype {tensor.dtype}, expected torch.bool")
-        self._same_device(name, tensor)
-        self._shape(name, tensor, "BT")
-
-    def ids(self, name: str, tensor: Tensor | None) -> None:
-        """Check an integer (B, T) tensor: ``segments``."""
-        if tensor is None:
-            return
-        if tensor.is_floating_point() or tensor.dtype == torch.bool:
-            raise ValueError(f"{self.op}: {name} has dtype {tensor.dtype}, expected an integer dtype")
-        self._same_device(name, tensor)
-        self._shape(name, tensor, "BT")
-
-    def _same_device(self, name: str, tensor: Tensor) -> None:
-        assert self.first is not None
-        if tensor.device != self.first[1].device:
-            raise ValueError(
-                f"{self.op}: {name} is on {tensor.device}, but {self.first[0]} is on {self.first[1].device}"
-            )
 
     def _shape(self, name: str, tensor: Tensor, axes: str) -> None:
         if tensor.dim() != len(axes):

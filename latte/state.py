@@ -3,6 +3,11 @@
 A state is a frozen dataclass of tensors (batch first), of other states, or of tuples of states. Because nothing ever
 changes a state in place, a snapshot is the object itself and rolling back is using it again; ``fork`` is only needed
 to own the memory. Everything below works for every mechanism's state.
+
+A state's specification is its class and the state before any token. The last part of a tensor's name spells its axes
+(``keys_BSGK``); ``free`` names those whose size may differ from the empty state's, and ``growth`` says how they grow.
+Complex numbers are pairs of floats along an axis Z. How many tokens were read is not part of a mechanism's state: see
+:class:`latte.tokens.Tokens`.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -22,7 +27,9 @@ from typing_extensions import dataclass_transform
 
 from latte.shapes import given
 
-FORMAT = "latte-state-1"
+FORMAT = "latte-state-2"
+#: How a state grows with the number of tokens read, slowest first.
+GROWTHS = ("constant", "log", "linear")
 _KINDS: dict[str, type[State]] = {}
 S = TypeVar("S", bound="State")
 
@@ -30,6 +37,10 @@ S = TypeVar("S", bound="State")
 class State:
     """Base of all states; subclasses are declared with :func:`state`."""
 
+    #: Letters of the axes whose size depends on how much was read.
+    free: ClassVar[str] = ""
+    #: How the free axes grow with the number of tokens.
+    growth: ClassVar[Literal["constant", "log", "linear"]] = "constant"
     #: The fields' names, kept because decoding asks for them at every step, for every state of every layer.
     _names: ClassVar[tuple[str, ...]]
 
@@ -41,6 +52,22 @@ class State:
     def map(self: S, function: Callable[[Tensor], Tensor]) -> S:
         """The same state with ``function`` applied to every tensor."""
         return type(self)(**{name: _map(value, function) for name, value in _fields(self)})
+
+    def leaves(self, prefix: str = "") -> Iterator[tuple[str, Tensor, str]]:
+        """Every tensor with its dotted path and the letters of its free axes, one per axis, ``.`` where it is fixed."""
+        for name, value in _fields(self):
+            if isinstance(value, Tensor):
+                axes = name.rpartition("_")[2]
+                yield prefix + name, value, "".join(letter if letter in self.free else "." for letter in axes)
+            else:
+                for path, part in _parts(value, prefix + name):
+                    yield from part.leaves(path + ".")
+
+    @property
+    def whole_growth(self) -> str:
+        """The fastest growth of this state and the states in it."""
+        inner = [part.whole_growth for name, value in _fields(self) for _, part in _parts(value, name)]
+        return max([self.growth, *inner], key=GROWTHS.index)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +129,8 @@ class State:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         if metadata.get("format") != FORMAT:
             raise ValueError(
-                f"{path} is not a saved state: its format is {metadata.get('format')!r}, expected {FORMAT!r}"
+                f"{path} is not a state that this version reads: its format is {metadata.get('format')!r}, "
+                f"expected {FORMAT!r}"
             )
         return _build(json.loads(metadata["layout"]), tensors, "", path)
 
@@ -111,6 +139,8 @@ class State:
 def state(cls: type[S]) -> type[S]:
     """Class decorator: a frozen dataclass, known by name for loading and to torch as a pytree."""
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    if (cls.growth == "constant") != (cls.free == ""):
+        raise TypeError(f"{cls.__name__} grows {cls.growth!r} along the axes {cls.free!r}, expected both or neither")
     _KINDS[cls.__name__] = cls
     names = cls._names = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
     pytree.register_pytree_node(
@@ -123,7 +153,7 @@ def state(cls: type[S]) -> type[S]:
 
 
 def require_state(op: str, state: State | None, like: S, name: str = "state") -> S:
-    """``state`` if it has the kind, sizes and device of ``like``; ``like`` if it is None.
+    """``state`` if it has the kind, sizes and device of ``like``, free axes aside; ``like`` if it is None.
 
     Raises:
         ValueError: a state of another mechanism, batch, width or device.
@@ -132,13 +162,15 @@ def require_state(op: str, state: State | None, like: S, name: str = "state") ->
         return like
     if type(state) is not type(like):
         raise ValueError(f"{op}: {name} is a {type(state).__name__}, expected a {type(like).__name__}")
-    mine, wanted = dict(state.tensors()), dict(like.tensors())
-    if mine.keys() != wanted.keys():
-        raise ValueError(f"{op}: {name} holds {sorted(mine)}, expected {sorted(wanted)}")
-    for path, tensor in mine.items():
+    mine, wanted = list(state.leaves()), {path: tensor for path, tensor, _ in like.leaves()}
+    if [path for path, *_ in mine] != list(wanted):
+        raise ValueError(f"{op}: {name} holds {sorted(path for path, *_ in mine)}, expected {sorted(wanted)}")
+    for path, tensor, axes in mine:
         other = wanted[path]
-        if tensor.shape != other.shape:
-            raise ValueError(f"{op}: {name}.{path} has shape {given(tensor)}, expected {given(other)}")
+        fixed = [size if letter == "." else None for letter, size in zip(axes, other.shape, strict=False)]
+        if tensor.dim() != other.dim() or any(n not in (None, m) for n, m in zip(fixed, tensor.shape, strict=True)):
+            expected = "(" + ", ".join("any" if size is None else str(int(size)) for size in fixed) + ")"
+            raise ValueError(f"{op}: {name}.{path} has shape {given(tensor)}, expected {expected}")
         if tensor.device != other.device:
             raise ValueError(f"{op}: {name}.{path} is on {tensor.device}, expected {other.device}")
         if tensor.dtype != other.dtype:
@@ -148,6 +180,15 @@ def require_state(op: str, state: State | None, like: S, name: str = "state") ->
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
     return [(name, getattr(value, name)) for name in value._names]
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, State]]:
+    """The states in a field's value: itself, or those of a tuple."""
+    if isinstance(value, State):
+        yield path, value
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _parts(item, f"{path}.{index}")
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from latte.models import step
+from latte.decode import session
 from latte.ops import native
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
@@ -49,5 +49,5 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each token that the kernel for whole models has read."""
     seen: list[int] = []
     kernel = native.token_step
-    monkeypatch.setattr(step.native, "token_step", lambda *given: seen.append(1) or kernel(*given))
+    monkeypatch.setattr(session.native, "token_step", lambda *given: seen.append(1) or kernel(*given))
     return seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,14 +13,14 @@ from typing import Any
 
 import torch
 
-from latte import mixers
 from latte.data import prepare
 from latte.errors import Stopped, UserError
 from latte.eval.generate import Reader, stream_text
 from latte.eval.run import default_contexts, load, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
 from latte.files import digest_json, write_text
-from latte.models import VARIANTS, LatteConfig, LatteForCausalLM, preset
+from latte.models import LatteForCausalLM, preset, variants
+from latte.models.presets import shared_overrides
 from latte.recipe import CompareRecipe, EvalRecipe, GenerateRecipe, Recipe, to_yaml
 from latte.train import train
 
@@ -166,31 +165,12 @@ def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int]:
 
 
 def _variant(name: str, recipe: CompareRecipe) -> tuple[str, dict[str, Any]]:
-    """A preset and overrides for a name; settings for all are left out where a mechanism has no such option."""
-    own = dict(recipe.overrides.get(name, {}))
-    if name in VARIANTS:
-        variant, mixer = name, VARIANTS[name]["mixer"]
-    elif name in mixers.names():
-        variant, mixer, own = "transformer++", name, {"mixer": name, **own}
-    else:
-        known = ", ".join([*VARIANTS, *mixers.names()])
-        raise UserError(f"there is no variant or mixer {name!r} to compare, expected some of {known}")
-    known_names = {entry.name for entry in dataclasses.fields(LatteConfig)}
-    options_class = mixers.mixer_class(mixer).Options
-    options = (
-        {entry.name for entry in dataclasses.fields(options_class)}
-        if dataclasses.is_dataclass(options_class)
-        else set()
-    )
-    windowless = "window" in options and not VARIANTS.get(name, {}).get("options", {}).get("window")
-    shared = {}
-    for key, value in recipe.model.overrides.items():
-        if key in known_names or (key in options and not (key == "window" and windowless)):
-            shared[key] = value
-    own_options = {key: own.pop(key) for key in list(own) if key not in known_names} if "mixer" in own else {}
-    if own_options:
-        own = {**own, "mixer_options": own_options}
-    return variant, {**shared, **own}
+    """A preset and its overrides; settings for all are left out where a variant has no such option."""
+    known = variants()
+    if name not in known:
+        raise UserError(f"there is no variant {name!r} to compare, expected some of {', '.join(known)}")
+    shared = shared_overrides(name, recipe.model.size, recipe.model.overrides)
+    return name, {**shared, **recipe.overrides.get(name, {})}
 
 
 def _matching_width(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any], target: int) -> int:

@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from latte.extend.families import family_of
 from latte.mixers import mixer_class
-from latte.mixers.base import parse_options
+from latte.mixers.options import parse_options
 
 #: Fields of the pretrained configuration that transformers looks for on the outside.
 SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")

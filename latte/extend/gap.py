@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from latte.extend.layer import CLOSED
-from latte.extend.losses import boundaries
 from latte.extend.low_rank import without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.loss import next_token_loss
@@ -42,11 +41,11 @@ class Gap:
         total = 0.0
         with _closed(model) if closed else nullcontext():
             for row in self.rows:
-                reset = boundaries(row["reset"])
-                hidden_BTD, _ = model.read(row["input_ids"], reset=reset, mode=mode)
-                total += float(
-                    next_token_loss(hidden_BTD, model.output_weight, row["labels"], finish=model.finish_logits)
+                hidden_BTD, reading = model.read_as(mode, row["input_ids"], reset=row["reset"])
+                loss = next_token_loss(
+                    hidden_BTD, model.output_weight, row["labels"], tokens=reading.tokens, finish=model.finish_logits
                 )
+                total += float(loss)
         return total / len(self.rows)
 
 

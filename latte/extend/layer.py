@@ -14,14 +14,13 @@ from transformers import initialization as init
 
 from latte.extend.families import Family
 from latte.extend.opening import fit_latents
-from latte.mixers.base import MixerConfig
-from latte.mixers.latte import LatteMixer
-from latte.mixers.rotary import Rotary
-from latte.mixers.window import Window
-from latte.ops import softmax_attention
-from latte.ops.tokens import positions
-from latte.ops.window import window_attention
+from latte.layers.config import MixerConfig
+from latte.layers.rotary import Rotary
+from latte.layers.window import Window
+from latte.mixers.latte import LatteMixer, Windowed
+from latte.ops import softmax_attention, window_attention
 from latte.state import State
+from latte.tokens import Tokens
 
 #: A bias on slot 0 that leaves the latents a weight of exactly 0: the layer is the pretrained one on its window.
 CLOSED = 1e4
@@ -36,7 +35,7 @@ class PretrainedWindow(Window):
         super().__init__(config, size, sinks, family.softcap(original))
         self.attention, self.family, self.original = attention, family, original
         self.scale = family.scale(original)
-        self._rotary = None  # the pretrained model's own, which it tells
+        self._rotary = None  # the pretrained model's own, which it sets
 
     def _build_projections(self) -> None:
         """None of its own."""
@@ -44,48 +43,34 @@ class PretrainedWindow(Window):
     def queries_and_keys(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         return self.family.queries_and_keys(self.attention, x_BTD, self.original)
 
-    def tell_rotary(self, value: Rotary) -> None:
+    def set_rotary(self, value: Rotary) -> None:
         self._rotary = value
 
 
 class ExtendedMixer(LatteMixer):
-    """Latte-Macchiato around a pretrained attention module."""
+    """Latte-Macchiato around a pretrained attention module, which projects values and output."""
 
     name = "extended"
     examples = ()
+    presets = {}  # noqa: RUF012
 
-    def __init__(self, config: MixerConfig, layer: int, attention: nn.Module, family: Family, original: Any) -> None:
-        self._given = (
-            layer,
-            attention,
-            family,
-            original,
-        )  # for the parts that the base class asks for while it is made
-        super().__init__(config)
-        del self._given
+    def __init__(self, config: MixerConfig, layer: int, window: PretrainedWindow) -> None:
+        super().__init__(config, window)
         self.layer = layer
 
-    def _build_window(self) -> Window:
-        layer, attention, family, original = self._given
-        size, sinks = self.options.window, self.options.sinks
-        own = family.own_window(original, layer)
-        if own is not None and own <= size:
-            size, sinks = own, 0  # all that the pretrained layer ever saw
-        return PretrainedWindow(self.config, size, sinks, attention, family, original)
-
-    def _build_projections(self) -> None:
+    def build_projections(self) -> None:
         """None of its own."""
 
     @property
-    def near(self) -> PretrainedWindow:
+    def pretrained(self) -> PretrainedWindow:
         assert isinstance(self.window, PretrainedWindow)
         return self.window
 
     def values(self, x_BTD: Tensor) -> Tensor:
-        return self.near.family.values(self.near.attention, x_BTD, self.near.original)
+        return self.pretrained.family.values(self.pretrained.attention, x_BTD, self.pretrained.original)
 
     def project(self, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        return self.near.family.output(self.near.attention, y_BTHV)
+        return self.pretrained.family.output(self.pretrained.attention, y_BTHV)
 
     def reset_parameters(self) -> None:
         """New weights start with the latents told apart by what they look for, and closed."""
@@ -94,60 +79,47 @@ class ExtendedMixer(LatteMixer):
         init.normal_(self.latent_k_proj.weight, std=std)
         init.normal_(self.latent_q_proj.weight, std=0.1 * std)
 
-    def _heads_of_token(self, x_BD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        x_B1D = x_BD[:, None]
-        q_B1HK, k_B1GK = self.near.queries_and_keys(x_B1D)
-        return self.values(x_B1D)[:, 0], q_B1HK[:, 0], k_B1GK[:, 0]
-
-    def original(self, x_BTD: Tensor, reset: Tensor | None) -> Tensor:
+    def original(self, x_BTD: Tensor, tokens: Tokens) -> Tensor:
         """Heads of the pretrained attention, to all that the pretrained layer saw: the quadratic teacher."""
-        near = self.near
-        q_BTHK, k_BTGK = near.queries_and_keys(x_BTD)
-        return self._attend_to_all(q_BTHK, k_BTGK, self.values(x_BTD), reset)
+        q_BTHK, k_BTGK = self.pretrained.queries_and_keys(x_BTD)
+        return self._attend_to_all(q_BTHK, k_BTGK, self.values(x_BTD), tokens)
 
-    def turned(self, q_BTHK: Tensor, k_BTGK: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    def turned(self, q_BTHK: Tensor, k_BTGK: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, int]:
         """Queries and keys turned by their places, and how many tokens back the pretrained layer saw."""
-        near, length = self.near, q_BTHK.shape[1]
-        if reset is None:
-            q_BTHK, k_BTGK = (near.rotary.turn_from_start(x) for x in (q_BTHK, k_BTGK))
-        else:
-            place_BT, _ = positions(q_BTHK, None, reset, torch.zeros_like(reset[:, 0], dtype=torch.long))
-            q_BTHK, k_BTGK = (near.rotary.turn(x, place_BT) for x in (q_BTHK, k_BTGK))
-        own = near.family.own_window(near.original, self.layer)
-        return q_BTHK, k_BTGK, length if own is None else min(own, length)
+        window = self.pretrained
+        q_BTHK, k_BTGK = (window.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
+        own = window.family.own_window(window.original, self.layer)
+        return q_BTHK, k_BTGK, tokens.length if own is None else min(own, tokens.length)
 
-    def _attend_to_all(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, reset: Tensor | None) -> Tensor:
-        near = self.near
-        q_BTHK, k_BTGK, left = self.turned(q_BTHK, k_BTGK, reset)
-        if left == q_BTHK.shape[1] and near.softcap is None:
-            return softmax_attention(q_BTHK, k_BTGK, v_BTGV, scale=near.scale, reset=reset)[0]
-        return window_attention(q_BTHK, k_BTGK, v_BTGV, left=left, scale=near.scale, softcap=near.softcap, reset=reset)[
-            0
-        ]
+    def _attend_to_all(self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, tokens: Tokens) -> Tensor:
+        scale, softcap = self.pretrained.scale, self.pretrained.softcap
+        q_BTHK, k_BTGK, left = self.turned(q_BTHK, k_BTGK, tokens)
+        if left == tokens.length and softcap is None:
+            return softmax_attention(q_BTHK, k_BTGK, v_BTGV, scale=scale, tokens=tokens)[0]
+        return window_attention(q_BTHK, k_BTGK, v_BTGV, left=left, scale=scale, softcap=softcap, tokens=tokens)[0]
 
-    def transfer(self, x_BTD: Tensor, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+    def transfer(self, x_BTD: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The pretrained layer's output, and how far this layer is from it on the same input.
 
         The distance is the squared error after the output projection, over the target's square. Only what is new gets
         gradients.
         """
         with torch.no_grad():
-            q_BTHK, k_BTGK = self.near.queries_and_keys(x_BTD)
+            q_BTHK, k_BTGK = self.pretrained.queries_and_keys(x_BTD)
             v_BTGV = self.values(x_BTD)
-            target_BTD = self.project(self._attend_to_all(q_BTHK, k_BTGK, v_BTGV, reset), x_BTD)
-            near_BTHV, log_norm_BTH, _ = self.near.attend(q_BTHK, k_BTGK, v_BTGV, None, None, reset)
-        y_BTHV, _, _ = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, None, None, reset)
+            target_BTD = self.project(self._attend_to_all(q_BTHK, k_BTGK, v_BTGV, tokens), x_BTD)
+            windowed = Windowed(*self.pretrained.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens))
+        y_BTHV, _, _ = self.add_latents(x_BTD, v_BTGV, windowed, None, tokens)
         error = (self.project(y_BTHV, x_BTD) - target_BTD).square().sum()
         return target_BTD, error / target_BTD.square().sum()
 
 
 @dataclass
 class Reading:
-    """One call of the model, on its way through the layers: what they need to know, and what they leave."""
+    """One call of the model, on its way through the layers: what they need, and what they leave."""
 
-    mask: Tensor | None
-    reset: Tensor | None
-    before: tuple[State, ...] | None
+    tokens: Tokens
+    before: tuple[tuple[State, ...], ...] | None
     after: dict[int, State] = field(default_factory=dict)
     mode: Literal["extended", "original", "transfer", "open"] = "extended"
     losses: dict[int, Tensor] = field(default_factory=dict)
@@ -164,16 +136,16 @@ class ExtendedAttention(nn.Module):
     def forward(self, hidden_states: Tensor, *, reading: Reading, **_: Any) -> tuple[Tensor, None]:
         mixer, layer, x_BTD = self.mixer, self.mixer.layer, hidden_states
         if reading.mode == "extended":
-            state = None if reading.before is None else reading.before[layer]
-            y_BTD, after = mixer(x_BTD, state=state, mask=reading.mask, reset=reading.reset)
+            (state,) = (None,) if reading.before is None else reading.before[layer]
+            y_BTD, after = mixer(x_BTD, state, reading.tokens)
             reading.after[layer] = after
         elif reading.mode == "transfer":
-            y_BTD, loss = mixer.transfer(x_BTD, reading.reset)
+            y_BTD, loss = mixer.transfer(x_BTD, reading.tokens)
             reading.losses[layer] = _with_gradients_taken(loss, mixer)
         else:
             if reading.mode == "open":
-                fit_latents(mixer, x_BTD, reading.reset, reading.share)
-            y_BTD = mixer.project(mixer.original(x_BTD, reading.reset), x_BTD)
+                fit_latents(mixer, x_BTD, reading.tokens, reading.share)
+            y_BTD = mixer.project(mixer.original(x_BTD, reading.tokens), x_BTD)
         return y_BTD, None
 
 
@@ -210,7 +182,12 @@ def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any
         num_layers=original.num_hidden_layers,
         options={**options, "num_latents": heads * options["num_latents"], "slot0_bias": CLOSED},
     )
-    return ExtendedAttention(ExtendedMixer(config, layer, attention, family, original))
+    size, sinks = options["window"], options.get("sinks", 0)
+    own = family.own_window(original, layer)
+    if own is not None and own <= size:
+        size, sinks = own, 0  # all that the pretrained layer ever saw
+    window = PretrainedWindow(config, size, sinks, attention, family, original)
+    return ExtendedAttention(ExtendedMixer(config, layer, window))
 
 
 __all__ = ["CLOSED", "ExtendedAttention", "ExtendedMixer", "PretrainedWindow", "Reading", "extend_layer"]

@@ -15,14 +15,14 @@ from latte.models.loss import IGNORE, LOGITS_AT_ONCE, pull_back
 
 def transfer_losses(model: LatteExtendedForCausalLM, input_ids: Tensor, reset: Tensor | None) -> Tensor:
     """Relative squared error of every layer's output on the pretrained layer's own input: (layers,)."""
-    _, reading = model.read(input_ids, reset=boundaries(reset), mode="transfer")
+    _, reading = model.read_as("transfer", input_ids, reset=reset)
     return torch.stack([reading.losses[layer] for layer in sorted(reading.losses)])
 
 
 def teacher_states(model: LatteExtendedForCausalLM, input_ids: Tensor, reset: Tensor | None) -> Tensor:
     """The pretrained model's hidden states: the same model with its own full attention."""
     with torch.no_grad():
-        return model.read(input_ids, reset=boundaries(reset), mode="original")[0]
+        return model.read_as("original", input_ids, reset=reset)[0]
 
 
 def distillation_loss(
@@ -39,7 +39,6 @@ def distillation_loss(
 
     ``known`` are the pretrained model's hidden states (:func:`teacher_states`); without them there is no divergence.
     """
-    reset = boundaries(reset)
     hidden_BTD, _ = model.read(input_ids, reset=reset)
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
     return _Distillation.apply(
@@ -51,11 +50,6 @@ def distillation_loss(
         divergence,
         next_token,
     )
-
-
-def boundaries(reset: Tensor | None) -> Tensor | None:
-    """Document starts, or None where rows hold one document each: shorter ways are open then."""
-    return None if reset is None or not bool(reset[:, 1:].any()) else reset
 
 
 class _Distillation(torch.autograd.Function):

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from latte.mixers.feeds import ConvFeed
-from latte.ops.tokens import positions
-from latte.ops.window import window_attention_and_norm
+from latte.layers.feeds import ConvFeed
+from latte.mixers.latte import Windowed
+from latte.ops import window_attention
+from latte.tokens import Tokens
 
 if TYPE_CHECKING:
     from latte.extend.layer import ExtendedMixer
@@ -28,57 +29,57 @@ LESS = (0.0, 0.5, 1.0, 2.0, 4.0)  # what may be added to a head's slot 0, if the
 
 
 @torch.no_grad()
-def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, reset: Tensor | None, share: float | None) -> None:
+def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, share: float | None) -> None:
     """Set the new weights of a layer from its inputs.
 
     ``share`` is what the latents get of each head's weight; None: what the pretrained attention gives to all that lies
     behind the window and the sinks, if the text is long enough to see it.
     """
-    near, heads = mixer.near, mixer.config.num_heads
-    q_BTHK, k_BTGK = near.queries_and_keys(x_BTD)
+    window, heads = mixer.pretrained, mixer.config.num_heads
+    q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
     v_BTGV = mixer.values(x_BTD)
-    near_BTHV, here_BTH, _ = near.attend(q_BTHK, k_BTGK, v_BTGV, None, None, reset)
+    windowed = Windowed(*window.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens))
+    here_BTH = windowed.log_norm_BTH
     if isinstance(mixer.feed, ConvFeed):
         mixer.feed.weight.zero_()
         mixer.feed.weight[:, -1] = 1.0  # the present token: the convolution learns to look around from here
-    fed_ND = mixer.fed(x_BTD, None, None, reset)[0].flatten(0, 1)
+    z_ND = mixer.latent_input(x_BTD, None, tokens)[0].flatten(0, 1)
 
-    slow_K = _slow_channels(near.rotary.frequencies, x_BTD)
+    slow_K = _slow_channels(window.rotary.frequencies, x_BTD)
     q_HNK = (q_BTHK * slow_K).flatten(0, 1).transpose(0, 1)
     k_HNK = k_BTGK.flatten(0, 1).repeat_interleave(heads // k_BTGK.shape[2], dim=1).transpose(0, 1)
     centre_HLK = _centres(q_HNK, mixer.latents_per_head)
-    scale = k_BTGK.shape[-1] ** -0.5 if near.scale is None else near.scale
+    scale = k_BTGK.shape[-1] ** -0.5 if window.scale is None else window.scale
     key_NHL = (scale * k_HNK @ centre_HLK.mT).transpose(0, 1)
     query_NHL = (q_HNK @ (centre_HLK - q_HNK.mean(dim=1, keepdim=True)).mT).transpose(0, 1)
     query_NHL = query_NHL - query_NHL.mean(dim=-1, keepdim=True)
     query_NHL = query_NHL * (SPREAD / query_NHL.std(dim=(0, 2), keepdim=True).clamp(min=1e-6))
 
     rows = mixer.latent_q_proj.weight.unflatten(0, (heads, -1))
-    rows[:, 1:] = _least_squares(fed_ND, query_NHL, RIDGE)
+    rows[:, 1:] = _least_squares(z_ND, query_NHL, RIDGE)
     rows[:, 0] = 0
-    mixer.latent_k_proj.weight.unflatten(0, (heads, -1)).copy_(_least_squares(fed_ND, key_NHL, RIDGE))
+    mixer.latent_k_proj.weight.unflatten(0, (heads, -1)).copy_(_least_squares(z_ND, key_NHL, RIDGE))
 
     assert mixer.slot0_bias is not None
-    away_BTH = (fed_ND @ rows[:, 1:].flatten(0, 1).T).unflatten(-1, (heads, -1)).logsumexp(-1).view_as(here_BTH)
-    place_BT, _ = positions(x_BTD, None, reset, torch.zeros_like(x_BTD[:, 0, 0], dtype=torch.long))
-    behind_BT = place_BT > near.size + near.sinks
+    away_BTH = (z_ND @ rows[:, 1:].flatten(0, 1).T).unflatten(-1, (heads, -1)).logsumexp(-1).view_as(here_BTH)
+    behind_BT = tokens.place_BT > window.size + window.sinks
     if share is not None or not bool(behind_BT.any()):
         part = 0.1 if share is None else share
         coupled_BTH = here_BTH if mixer.options.coupled else torch.zeros_like(here_BTH)
         mixer.slot0_bias.copy_((away_BTH - coupled_BTH).mean(dim=(0, 1)) + math.log(1 / part - 1))
         return
-    target_BTHV, all_BTH = mixer.original(x_BTD, reset), _log_normalisers(mixer, q_BTHK, k_BTGK, v_BTGV, reset)
+    target_BTHV, all_BTH = mixer.original(x_BTD, tokens), _log_normalisers(mixer, q_BTHK, k_BTGK, v_BTGV, tokens)
     far_BTH = all_BTH + torch.log1p(-torch.exp((here_BTH - all_BTH).clamp(max=-1e-4)))
     if not mixer.options.coupled:
         far_BTH = far_BTH - here_BTH
     wanted_NH = (away_BTH - far_BTH)[behind_BT]
     mean_H = wanted_NH.mean(dim=0)
-    rows[:, 0] = _least_squares(fed_ND[behind_BT.flatten()], (wanted_NH - mean_H)[..., None], SHARE_RIDGE)[:, 0]
+    rows[:, 0] = _least_squares(z_ND[behind_BT.flatten()], (wanted_NH - mean_H)[..., None], SHARE_RIDGE)[:, 0]
 
     errors = []
     for less in LESS:
         mixer.slot0_bias.copy_(mean_H + less)
-        y_BTHV, _, _ = mixer.with_latents(x_BTD, v_BTGV, near_BTHV, here_BTH, None, None, reset)
+        y_BTHV, _, _ = mixer.add_latents(x_BTD, v_BTGV, windowed, None, tokens)
         errors.append((y_BTHV - target_BTHV).square().sum(dim=(0, 1, 3)))
     best_H = torch.stack(errors).argmin(dim=0)
     mixer.slot0_bias.copy_(mean_H + torch.tensor(LESS, device=mean_H.device, dtype=mean_H.dtype)[best_H])
@@ -118,12 +119,8 @@ def _least_squares(x_ND: Tensor, y_NHL: Tensor, ridge: float) -> Tensor:
     return weight.T.unflatten(0, y_NHL.shape[1:]).to(x_ND.dtype)
 
 
-def _log_normalisers(
-    mixer: ExtendedMixer, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, reset: Tensor | None
-) -> Tensor:
+def _log_normalisers(mixer: ExtendedMixer, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, tokens: Tokens) -> Tensor:
     """log sum_s e^score over all that the pretrained layer saw: (B, T, H)."""
-    q_BTHK, k_BTGK, left = mixer.turned(q_BTHK, k_BTGK, reset)
-    near = mixer.near
-    return window_attention_and_norm(
-        q_BTHK, k_BTGK, v_BTGV, left=left, scale=near.scale, softcap=near.softcap, reset=reset
-    )[1]
+    q_BTHK, k_BTGK, left = mixer.turned(q_BTHK, k_BTGK, tokens)
+    scale, softcap = mixer.pretrained.scale, mixer.pretrained.softcap
+    return window_attention(q_BTHK, k_BTGK, v_BTGV, left=left, scale=scale, softcap=softcap, tokens=tokens)[1]

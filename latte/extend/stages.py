@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from latte.data import Corpus, Rows
 from latte.extend.gap import Gap
 from latte.extend.layer import CLOSED
-from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
+from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
@@ -165,5 +165,5 @@ def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float | N
         return
     count = min(len(stage.rows), -(-OPENING_TOKENS // stage.settings.sequence_length))
     batch = stage.rows.batch([index * len(stage.rows) // count for index in range(count)])
-    reset = boundaries(batch["reset"].to(model.device))
-    model.read(batch["input_ids"].to(model.device), reset=reset, mode="open", share=share)
+    reset = batch["reset"].to(model.device)
+    model.read_as("open", batch["input_ids"].to(model.device), reset=reset, share=share)

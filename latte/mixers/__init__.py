@@ -1,6 +1,10 @@
-"""Mixers: one file per mechanism, registered by name, built by :func:`build`."""
+"""Mechanisms, one file each: ``names()`` lists them, ``build()`` makes one, ``register()`` adds yours."""
 
-from latte.mixers import gla, latte, linear, recurrent_window, retnet, softmax  # noqa: F401  (each registers itself)
-from latte.mixers.base import Mixer, MixerConfig, Weights, build, mixer_class, names, register
+from latte.layers.config import MixerConfig
+from latte.mixers.base import Mixer, Size, View
+from latte.mixers.heads import HeadMixer
+from latte.mixers.registry import build, discover, mixer_class, names, register
 
-__all__ = ["Mixer", "MixerConfig", "Weights", "build", "mixer_class", "names", "register"]
+discover(__name__, __path__)
+
+__all__ = ["HeadMixer", "Mixer", "MixerConfig", "Size", "View", "build", "mixer_class", "names", "register"]

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latte.mixers.base import Mixer, MixerConfig, register
-from latte.mixers.layers import Linear, head_norm, split_heads
+from latte.layers.config import MixerConfig
+from latte.layers.linear import Linear, head_norm, split_heads
+from latte.mixers.base import View
+from latte.mixers.heads import HeadMixer
+from latte.mixers.registry import register
 from latte.ops import DecayState, decay_attention
 from latte.shapes import require_divides
-from latte.state import State, require_state
+from latte.state import State
+from latte.tokens import Tokens
 
 
 @register("gla")
-class GLAMixer(Mixer):
+class GLAMixer(HeadMixer):
     """S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, y_t = q_t^T S_t / sqrt(K), alpha_t = sigmoid(x_t W_1 W_2 + b)^(1/tau).
 
     Keys are half as wide as values; outputs are normed per head and gated by swish(x W_g).
@@ -27,6 +32,7 @@ class GLAMixer(Mixer):
         gate_rank: int = 16
         gate_temperature: float = 16.0  # tau
 
+    linear_in_values = True
     examples = ({}, {"key_fraction": 1.0, "gate_rank": 4, "gate_temperature": 1.0})
 
     def __init__(self, config: MixerConfig) -> None:
@@ -34,15 +40,15 @@ class GLAMixer(Mixer):
         width = int(config.hidden_size * self.options.key_fraction)
         require_divides("mixer 'gla'", config.num_heads, width, "num_heads", "key width")
         self.key_width = width // config.num_heads
-        value_width = config.num_heads * config.width
         self.q_proj = Linear(config.hidden_size, width)
         self.k_proj = Linear(config.hidden_size, width)
-        self.v_proj = Linear(config.hidden_size, value_width)
         self.decay_proj = nn.Sequential(
             Linear(config.hidden_size, self.options.gate_rank), nn.Linear(self.options.gate_rank, width)
         )
-        self.gate_proj = Linear(config.hidden_size, value_width)
-        self.o_proj = Linear(value_width, config.hidden_size, residual=True)
+        self.gate_proj = Linear(config.hidden_size, config.num_heads * config.width)
+
+    def value_shape(self) -> tuple[int, int]:
+        return self.config.num_heads, self.config.width
 
     def init_state(self, like_BTD: Tensor) -> DecayState:
         return DecayState.empty(like_BTD, self.config.num_heads, self.key_width, self.config.width)
@@ -50,18 +56,15 @@ class GLAMixer(Mixer):
     def project(self, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.o_proj(head_norm(y_BTHV, self.config.norm_eps).flatten(2) * F.silu(self.gate_proj(x_BTD)))
 
-    def mix(
-        self,
-        x_BTD: Tensor,
-        values_BTGV: Tensor | None,
-        state: State | None,
-        mask: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, State | None]:
-        before = None if state is None else require_state("mixer 'gla'", state, self.init_state(x_BTD))
-        log_decay = F.logsigmoid(self.decay_proj(x_BTD).to(x_BTD.dtype)) / self.options.gate_temperature
-        q, k, v, g = (
-            split_heads(y, self.config.num_heads)
-            for y in (self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD), log_decay)
-        )
-        return decay_attention(q * self.key_width**-0.5, k, v, g, state=before, mask=mask, reset=reset)
+    def log_decay(self, x_BTD: Tensor) -> Tensor:
+        """log alpha (B, T, H, K)."""
+        log_alpha = F.logsigmoid(self.decay_proj(x_BTD).to(x_BTD.dtype)) / self.options.gate_temperature
+        return split_heads(log_alpha, self.config.num_heads)
+
+    def mix_heads(self, x_BTD: Tensor, v_BTGV: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
+        q, k = (split_heads(proj(x_BTD), self.config.num_heads) for proj in (self.q_proj, self.k_proj))
+        scaled = q * self.key_width**-0.5
+        return decay_attention(scaled, k, v_BTGV, self.log_decay(x_BTD), state=state, tokens=tokens)
+
+    def look(self, x_BTD: Tensor, tokens: Tokens | None = None) -> dict[str, View]:
+        return super().look(x_BTD, tokens) | {"gates": View("channels", self.log_decay(x_BTD).exp(), False)}

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
-from latte.mixers.base import Mixer, MixerConfig, register
-from latte.mixers.feeds import Feed, build_feed
-from latte.mixers.layers import (
-    Linear,
-    RMSNorm,
-    nothing_but_forward,
-    project_together,
-    repeat_heads,
-    split_heads,
-)
-from latte.mixers.window import Window
-from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte, native
-from latte.ops.backends import choose_backend
-from latte.ops.tokens import segment_ids
+from latte.layers.config import MixerConfig
+from latte.layers.feeds import Feed, build_feed
+from latte.layers.linear import Linear, RMSNorm, repeat_heads, split_heads
+from latte.layers.window import Window
+from latte.mixers.base import Preset, Size, View
+from latte.mixers.heads import HeadMixer
+from latte.mixers.registry import register
+from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte
 from latte.shapes import require_divides
-from latte.state import State, require_state, state
+from latte.state import State, state
+from latte.tokens import Tokens, require_tokens
 
 
 @state
@@ -36,12 +31,30 @@ class LatteMixerState(State):
     window: WindowState | None
 
 
-def _state(feed: State | None, latents: LatteState | None, window: WindowState | None) -> LatteMixerState | None:
-    return None if latents is None else LatteMixerState(feed, latents, window)
+class Windowed(NamedTuple):
+    """What the window gives: means of values, logs of their normalisers, and its state."""
+
+    y_BTHV: Tensor
+    log_norm_BTH: Tensor
+    state: WindowState | None
+
+
+def _preset(feed: str = "x", window: bool = False, **fields: Any) -> Preset:
+    """A variant of the paper: what feeds the latents, with or without a window."""
+
+    def fill(size: Size) -> dict[str, Any]:
+        options = {"num_latents": size.latents, "feed": feed, **({"window": size.window} if window else {})}
+        return {"mixer_options": options, **fields}
+
+    return fill
+
+
+def _example(**options: Any) -> dict[str, Any]:
+    return {"num_latents": 8, **options}
 
 
 @register("latte")
-class LatteMixer(Mixer):
+class LatteMixer(HeadMixer):
     """y_t = p(0|t) sum_s p_0(s|t) v_s + sum_l p(l|t) sum_s p(s|l,t) v_s, equations (15) and (16).
 
     p(.|t) is one softmax per head over the latents and, with a window, slot 0; p_0 is softmax attention on the window;
@@ -65,27 +78,44 @@ class LatteMixer(Mixer):
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
         coupled: bool = False  # slot 0's logit also holds the log-normaliser of the window's scores
 
-    normalised = True
+    linear_in_values = normalised = True
     directions = ("causal", "bidirectional")
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {},
-        {"feed": "conv"},
-        {"feed": "rglru"},
-        {"feed": "rglru", "feed_norm": True, "radius": "power"},
-        {"window": 5},
-        {"feed": "conv", "window": 4, "rope": False, "conv_size": 4},
-        {"feed": "rglru", "window": 3, "slot0_bias": 2.0},
-        {"window": 0, "softcap": 5.0},
-        {"window": 3, "sinks": 2},
-        {"feed": "conv", "window": 6, "sinks": 1, "softcap": 8.0, "num_key_value_heads": 1},
-        {"window": 4, "sinks": 2, "coupled": True, "slot0_bias": 1.0},
-        {"bidirectional": True},
-        {"bidirectional": True, "feed": "conv", "window": 2},
-        {"bidirectional": True, "feed": "rglru", "window": 3},
-        {"bidirectional": True, "window": 2, "coupled": True},
+        _example(),
+        _example(feed="conv"),
+        _example(feed="rglru"),
+        _example(feed="rglru", feed_norm=True, radius="power"),
+        _example(window=5),
+        _example(feed="conv", window=4, rope=False, conv_size=4),
+        _example(feed="rglru", window=3, slot0_bias=2.0),
+        _example(window=0, softcap=5.0),
+        _example(window=3, sinks=2),
+        _example(feed="conv", window=6, sinks=1, softcap=8.0, num_key_value_heads=1),
+        _example(window=4, sinks=2, coupled=True, slot0_bias=1.0),
+        _example(bidirectional=True),
+        _example(bidirectional=True, feed="conv", window=2),
+        _example(bidirectional=True, feed="rglru", window=3),
+        _example(bidirectional=True, window=2, coupled=True),
     )
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "latte": _preset(block="plain", position_embedding="learned"),
+        "latte++": _preset(position_embedding="learned"),
+        "latte-conv++": _preset("conv"),
+        "latte-conv-swa++": _preset("conv", window=True),
+        "latte-r++": _preset("rglru"),
+        "latte-r-swa++": _preset("rglru", window=True),
+    }
+    published: ClassVar[Mapping[str, tuple[float, int]]] = {
+        "latte": (21.88, 111),
+        "latte++": (21.56, 140),
+        "latte-conv++": (20.26, 140),
+        "latte-conv-swa++": (18.52, 153),
+        "latte-r++": (19.99, 139),
+        "latte-r-swa++": (17.64, 153),
+    }
 
-    def __init__(self, config: MixerConfig) -> None:
+    def __init__(self, config: MixerConfig, window: Window | None = None) -> None:
+        """A mixer; ``window`` is given where it is not to be made from the options: that of a pretrained model."""
         super().__init__(config)
         options, H = self.options, config.num_heads
         require_divides("mixer 'latte'", H, options.num_latents, "num_heads", "num_latents")
@@ -102,42 +132,18 @@ class LatteMixer(Mixer):
         self.feed_norm = RMSNorm(config.hidden_size, config.norm_eps) if options.feed_norm else None
         self.latent_q_proj = Linear(config.hidden_size, H * self.slots)
         self.latent_k_proj = Linear(config.hidden_size, H * self.latents_per_head)
-        self._expected: tuple[tuple, LatteMixerState] | None = None
-        self.window: Window | None = None
-        self.slot0_bias = None
+        self.window, self.slot0_bias = window, None
         if options.window is not None:
-            self.window = self._build_window()
+            if window is None:
+                self.window = Window(config, options.window, options.sinks, options.softcap, options.rope)
             if options.slot0_bias is not None:
                 self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
         elif options.coupled:
             raise ValueError("mixer 'latte': coupled is True without a window, expected a window to couple with")
-        self._build_projections()
-
-    def _build_window(self) -> Window:
-        options = self.options
-        return Window(self.config, options.window, options.sinks, options.softcap, options.rope)
-
-    def _build_projections(self) -> None:
-        config = self.config
-        self.v_proj = Linear(config.hidden_size, config.kv_heads * config.width)
-        self.o_proj = Linear(config.num_heads * config.width, config.hidden_size, residual=True)
 
     def reset_parameters(self) -> None:
         if self.slot0_bias is not None:
             init.constant_(self.slot0_bias, self.options.slot0_bias)
-
-    def values(self, x_BTD: Tensor) -> Tensor:
-        return split_heads(self.v_proj(x_BTD), self.config.kv_heads)
-
-    def project(self, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-        return self.o_proj(y_BTHV.flatten(2))
-
-    def latents(self, x_BTD: Tensor, *, mask: Tensor | None = None, reset: Tensor | None = None) -> Tensor:
-        fed_BTD, _ = self.fed(x_BTD, None, mask, reset)
-        log_norm_BTH = None
-        if self.window is not None and self.options.coupled:
-            _, log_norm_BTH, _ = self.window(x_BTD, self.values(x_BTD), None, mask, reset)
-        return self._slot_weights(fed_BTD, log_norm_BTH)
 
     def init_state(self, like_BTD: Tensor) -> LatteMixerState:
         config = self.config
@@ -147,149 +153,79 @@ class LatteMixer(Mixer):
             None if self.window is None else self.window.init_state(like_BTD),
         )
 
-    def mix(
-        self,
-        x_BTD: Tensor,
-        values_BTGV: Tensor | None,
-        state: State | None,
-        mask: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, State | None]:
-        before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
-        if before is not None and values_BTGV is None and self._fused_step_serves(x_BTD):
-            return self._fused_step(x_BTD, before, mask, reset)
-        v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, values_BTGV, before, mask, reset)
-        y_BTHV, feed_state, latent_state = self.with_latents(
-            x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset
-        )
-        return y_BTHV, _state(feed_state, latent_state, window_state)
+    def look(self, x_BTD: Tensor, tokens: Tokens | None = None) -> dict[str, View]:
+        """``weights``; ``latents``, p(l|t), with a window slot 0 first; ``latent_keys``, the logits of p(s|l,t), a
+        softmax over the s that t may see; and ``window``, p_0(s|t)."""
+        tokens = require_tokens("mixer 'latte'", tokens, x_BTD)
+        z_BTD, _ = self.latent_input(x_BTD, None, tokens)
+        views, log_norm_BTH = super().look(x_BTD, tokens), None
+        if self.window is not None:
+            windowed_BTHS, log_norm_BTH, _ = self.window(x_BTD, self.unit_values(x_BTD), None, tokens)
+            views["window"] = View("weights", windowed_BTHS.transpose(1, 2), normalised=True)
+        keys_BTHM = split_heads(self.latent_k_proj(z_BTD), self.config.num_heads)
+        views["latent_keys"] = View("channels", keys_BTHM, normalised=False)
+        views["latents"] = View("channels", self.slot_weights(z_BTD, log_norm_BTH), normalised=True)
+        return views
 
-    def _mix_and_project(
-        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, State | None]:
+    def mix_heads(self, x_BTD: Tensor, v_BTGV: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
+        windowed = self._attend_to_window(x_BTD, v_BTGV, state, tokens)
+        y_BTHV, feed, latents = self.add_latents(x_BTD, v_BTGV, windowed, state, tokens)
+        return y_BTHV, self._state(feed, latents, windowed)
+
+    def mix(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super()._mix_and_project(x_BTD, state, mask, reset)
+            return super().mix(x_BTD, state, tokens)
         # What lies between the window and the output is cheap to compute and large to keep: for gradients it is
         # computed again, and a layer keeps less than one of softmax attention.
-        before = None if state is None else require_state("mixer 'latte'", state, self.expected_state(x_BTD))
-        v_BTGV, near_BTHV, log_norm_BTH, window_state = self._attend(x_BTD, None, before, mask, reset)
+        v_BTGV = self.values(x_BTD)
+        windowed = self._attend_to_window(x_BTD, v_BTGV, state, tokens)
 
         def rest() -> tuple[Tensor, State | None, LatteState | None]:
-            y_BTHV, fed, read = self.with_latents(x_BTD, v_BTGV, near_BTHV, log_norm_BTH, before, mask, reset)
-            return self.project(y_BTHV, x_BTD), fed, read
+            y_BTHV, feed, latents = self.add_latents(x_BTD, v_BTGV, windowed, state, tokens)
+            return self.project(y_BTHV, x_BTD), feed, latents
 
-        y_BTD, feed_state, latent_state = checkpoint(rest, use_reentrant=False, preserve_rng_state=False)
-        return y_BTD, _state(feed_state, latent_state, window_state)
+        y_BTD, feed, latents = checkpoint(rest, use_reentrant=False, preserve_rng_state=False)
+        return y_BTD, self._state(feed, latents, windowed)
 
-    def _attend(
-        self,
-        x_BTD: Tensor,
-        values_BTGV: Tensor | None,
-        before: LatteMixerState | None,
-        mask: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, WindowState | None]:
-        """Values, and with a window its heads, the logs of their normalisers, and its state."""
-        v_BTGV = self.values(x_BTD) if values_BTGV is None else values_BTGV
+    def _attend_to_window(self, x_BTD: Tensor, v_BTGV: Tensor, state: Any, tokens: Tokens) -> Windowed | None:
         if self.window is None:
-            return v_BTGV, None, None, None
-        return v_BTGV, *self.window(x_BTD, v_BTGV, before and before.window, mask, reset)
+            return None
+        return Windowed(*self.window(x_BTD, v_BTGV, None if state is None else state.window, tokens))
 
-    def with_latents(
-        self,
-        x_BTD: Tensor,
-        v_BTGV: Tensor,
-        near_BTHV: Tensor | None,
-        log_norm_BTH: Tensor | None,
-        before: LatteMixerState | None,
-        mask: Tensor | None,
-        reset: Tensor | None,
+    def add_latents(
+        self, x_BTD: Tensor, v_BTGV: Tensor, windowed: Windowed | None, state: Any, tokens: Tokens
     ) -> tuple[Tensor, State | None, LatteState | None]:
         """Heads of the whole layer, given the window's; and the states of feed and latents."""
-        config = self.config
-        v_BTHV = repeat_heads(v_BTGV, config.num_heads)
-        fed_BTD, feed_state = self.fed(x_BTD, before and before.feed, mask, reset)
-        p_BTHM = self._slot_weights(fed_BTD, log_norm_BTH)
-        k_BTHM = split_heads(self.latent_k_proj(fed_BTD), config.num_heads)
-        latent_p_BTHM = p_BTHM if self.window is None else p_BTHM[..., 1:]
-        if config.bidirectional:
-            segments = None if reset is None else segment_ids(reset, x_BTD)
-            y_BTHV = bidirectional_latte(latent_p_BTHM, k_BTHM, v_BTHV, mask=mask, segments=segments)
-            latent_state = None
+        feed, latents = (None, None) if state is None else (state.feed, state.latents)
+        z_BTD, feed = self.latent_input(x_BTD, feed, tokens)
+        p_BTHM = self.slot_weights(z_BTD, None if windowed is None else windowed.log_norm_BTH)
+        k_BTHM = split_heads(self.latent_k_proj(z_BTD), self.config.num_heads)
+        v_BTHV = repeat_heads(v_BTGV, self.config.num_heads)
+        latent_p_BTHM = p_BTHM if windowed is None else p_BTHM[..., 1:]
+        if self.config.bidirectional:
+            y_BTHV, latents = bidirectional_latte(latent_p_BTHM, k_BTHM, v_BTHV, tokens=tokens), None
         else:
-            y_BTHV, latent_state = causal_latte(
-                latent_p_BTHM, k_BTHM, v_BTHV, state=before and before.latents, mask=mask, reset=reset
-            )
-        if near_BTHV is not None:
-            y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], near_BTHV)
-        return y_BTHV, feed_state, latent_state
+            y_BTHV, latents = causal_latte(latent_p_BTHM, k_BTHM, v_BTHV, state=latents, tokens=tokens)
+        if windowed is not None:
+            y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], windowed.y_BTHV)
+        return y_BTHV, feed, latents
 
-    def expected_state(self, x_BTD: Tensor) -> LatteMixerState:
-        """What a state for such an input must look like: sizes without memory, kept from call to call."""
-        if torch.compiler.is_compiling():
-            return self.init_state(x_BTD)
-        key = (x_BTD.shape[0], x_BTD.dtype, x_BTD.device)
-        if self._expected is None or self._expected[0] != key:
-            shapes = self.init_state(x_BTD).map(lambda tensor: tensor.new_empty(()).expand(tensor.shape))
-            self._expected = (key, shapes)
-        return self._expected[1]
+    def latent_input(self, x_BTD: Tensor, state: State | None, tokens: Tokens) -> tuple[Tensor, State | None]:
+        """What queries and keys of the latents are made from, y_t of equations (18) and (19); and the feed's state."""
+        z_BTD, after = self.feed(x_BTD, state, tokens)
+        return (z_BTD if self.feed_norm is None else self.feed_norm(z_BTD)), after
 
-    def _fused_step_serves(self, x_BTD: Tensor) -> bool:
-        """Whether these inputs are one token each, to be read by the native kernel without gradients."""
-        if x_BTD.shape[1] != 1 or torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return False
-        if not nothing_but_forward(self.feed) or (self.window is not None and not nothing_but_forward(self.window)):
-            return False
-        return not torch.is_autocast_enabled("cpu") and choose_backend("macchiato_step", None, x_BTD) == "native"
-
-    def _fused_step(
-        self, x_B1D: Tensor, before: LatteMixerState, mask: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """What :meth:`mix` does, for one token, in one kernel between the projections."""
-        heads, x_BD = self.config.num_heads, x_B1D[:, 0]
-        mask_B, reset_B = (None if flags is None else flags[:, 0] for flags in (mask, reset))
-        fed_BD, feed_state = self.feed.fused_step(x_BD, before.feed, mask_B, reset_B)
-        fed_BD = fed_BD if self.feed_norm is None else self.feed_norm(fed_BD)
-        slots_BD, k_BD = project_together(fed_BD, self.latent_q_proj, self.latent_k_proj)
-        v_BGV, q_BHK, k_BGK = self._heads_of_token(x_BD)
-        near = None
-        if self.window is not None and before.window is not None and q_BHK is not None and k_BGK is not None:
-            near = self.window.near(q_BHK, k_BGK, before.window, self.slot0_bias, self.options.coupled)
-        y_BHV, log_norm_BHM, mean_BHMV, ring = native.macchiato_step(
-            split_heads(slots_BD, heads),
-            split_heads(k_BD, heads),
-            v_BGV,
-            before.latents.log_norm_BHM,
-            before.latents.mean_BHMV,
-            near,
-            mask_B,
-            reset_B,
-        )
-        window_state = None if ring is None else WindowState(*ring)
-        return y_BHV[:, None], LatteMixerState(feed_state, LatteState(log_norm_BHM, mean_BHMV), window_state)
-
-    def _heads_of_token(self, x_BD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Values of one token, and with a window its queries and keys."""
-        window, heads, groups = self.window, self.config.num_heads, self.config.kv_heads
-        if window is None:
-            (v_BD,) = project_together(x_BD, self.v_proj)
-            return split_heads(v_BD, groups), None, None
-        v_BD, q_BD, k_BD = project_together(x_BD, self.v_proj, window.q_proj, window.k_proj)
-        return split_heads(v_BD, groups), split_heads(q_BD, heads), split_heads(k_BD, groups)
-
-    def fed(
-        self, x_BTD: Tensor, state: State | None, mask: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, State | None]:
-        y_BTD, after = self.feed(x_BTD, state, mask, reset)
-        return (y_BTD if self.feed_norm is None else self.feed_norm(y_BTD)), after
-
-    def _slot_weights(self, fed_BTD: Tensor, log_norm_BTH: Tensor | None) -> Tensor:
+    def slot_weights(self, z_BTD: Tensor, log_norm_BTH: Tensor | None) -> Tensor:
         """p(l|t) of equation (19) over slot 0 (with a window) and the latents: (B, T, H, slots)."""
-        logits_BTHM = split_heads(self.latent_q_proj(fed_BTD), self.config.num_heads)
+        logits_BTHM = split_heads(self.latent_q_proj(z_BTD), self.config.num_heads)
         extra = [] if self.slot0_bias is None else [self.slot0_bias[:, None]]
         if self.options.coupled and log_norm_BTH is not None:
             extra.append(log_norm_BTH[..., None].to(logits_BTHM.dtype))
         if extra:
             logits_BTHM = torch.cat([sum(extra, logits_BTHM[..., :1]), logits_BTHM[..., 1:]], dim=-1)
         wide = torch.float32 if logits_BTHM.dtype in (torch.float16, torch.bfloat16) else None
-        return logits_BTHM.softmax(dim=-1, dtype=wide).to(fed_BTD.dtype)
+        return logits_BTHM.softmax(dim=-1, dtype=wide).to(z_BTD.dtype)
+
+    @staticmethod
+    def _state(feed: State | None, latents: LatteState | None, windowed: Windowed | None) -> LatteMixerState | None:
+        return None if latents is None else LatteMixerState(feed, latents, None if windowed is None else windowed.state)

@@ -6,7 +6,7 @@ from latte.models.cache import LatteCache, ModelState
 from latte.models.classifier import LatteForSequenceClassification
 from latte.models.config import LatteConfig
 from latte.models.decoder import LatteForCausalLM, LatteModel
-from latte.models.presets import SIZES, VARIANTS, preset
+from latte.models.presets import SIZES, preset, variants
 
 AutoConfig.register(LatteConfig.model_type, LatteConfig, exist_ok=True)
 AutoModel.register(LatteConfig, LatteModel, exist_ok=True)
@@ -15,7 +15,6 @@ AutoModelForSequenceClassification.register(LatteConfig, LatteForSequenceClassif
 
 __all__ = [
     "SIZES",
-    "VARIANTS",
     "LatteCache",
     "LatteConfig",
     "LatteForCausalLM",
@@ -23,4 +22,5 @@ __all__ = [
     "LatteModel",
     "ModelState",
     "preset",
+    "variants",
 ]

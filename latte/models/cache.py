@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from latte.ops.tokens import positions
 from latte.state import State, state
+from latte.tokens import Tokens
 
 
 @state
 class ModelState(State):
-    """The states of all layers, and how many tokens of its document each row has read."""
+    """The states of all layers, a tuple for each, and how many tokens of its document each row has read."""
 
-    layers: tuple[State, ...]
+    layers: tuple[tuple[State, ...], ...]
     count_B: Tensor
 
     @classmethod
-    def held(cls, holder: Holder) -> ModelState:
-        """A state that is somewhere else, and taken from there once someone looks: writing a token needs no look."""
+    def stored_in(cls, holder: Holder) -> ModelState:
+        """A state whose numbers are elsewhere; they become tensors when they are first read."""
         state = object.__new__(cls)
-        state.hold(holder)
+        state.move_to(holder)
         return state
 
-    def hold(self, holder: Holder) -> None:
-        """From now on have the same numbers there, and no longer here."""
+    def move_to(self, holder: Holder) -> None:
+        """Keep the same numbers there, and no longer as tensors here."""
         self.__dict__["holder"] = holder
         for name in self._names:
             self.__dict__.pop(name, None)
@@ -52,7 +52,7 @@ class ModelState(State):
 class Holder(Protocol):
     """Holds the numbers of a :class:`ModelState` in a form of its own, and makes tensors of them when asked."""
 
-    def layers(self) -> tuple[State, ...]: ...
+    def layers(self) -> tuple[tuple[State, ...], ...]: ...
     def counts(self) -> Tensor: ...
 
 
@@ -78,7 +78,7 @@ class LatteCache(Cache):
         """Bytes held, over the whole batch."""
         return 0 if self.state is None else self.state.nbytes
 
-    def states_for(self, x_BTD: Tensor, layers: int) -> tuple[State, ...] | None:
+    def states_for(self, x_BTD: Tensor, layers: int) -> tuple[tuple[State, ...], ...] | None:
         """The layers' states before these tokens; None before any.
 
         Raises:
@@ -91,23 +91,21 @@ class LatteCache(Cache):
         self.count_for(x_BTD)
         return self.state.layers
 
-    def count_for(self, x_BTD: Tensor) -> Tensor:
-        """How many tokens of its document each row has read before these.
+    def count_for(self, x_BTD: Tensor) -> Tensor | None:
+        """How many tokens of its document each row has read before these; None before any.
 
         Raises:
             ValueError: it is of another batch.
         """
-        B = x_BTD.shape[0]
         if self.state is None:
-            return x_BTD.new_zeros(B, dtype=torch.long)
-        if self.state.count_B.shape[0] != B:
-            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {B}")
+            return None
+        if self.state.count_B.shape[0] != x_BTD.shape[0]:
+            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
         return self.state.count_B
 
-    def advance(self, states: tuple[State, ...], x_BTD: Tensor, mask: Tensor | None, reset: Tensor | None) -> None:
+    def advance(self, states: tuple[tuple[State, ...], ...], tokens: Tokens) -> None:
         """Take the layers' states after these tokens."""
-        count_B = positions(x_BTD, mask, reset, self.count_for(x_BTD))[1]
-        self.replace(ModelState(states, count_B), x_BTD.shape[1])
+        self.replace(ModelState(states, tokens.count_B), tokens.length)
 
     def replace(self, state: ModelState, tokens: int) -> None:
         """Take the state after so many more tokens."""

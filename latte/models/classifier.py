@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from latte.models.config import LatteConfig
-from latte.models.decoder import LatteModel, LattePreTrainedModel, padding_mask
+from latte.models.decoder import LatteModel, LattePreTrainedModel
+from latte.models.inputs import tokens_of
 
 
 class LatteForSequenceClassification(LattePreTrainedModel):
@@ -55,8 +56,5 @@ class LatteForSequenceClassification(LattePreTrainedModel):
     def _pool(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The mean over real tokens."""
         hidden_BTD = self.model(input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        mask = padding_mask(attention_mask, hidden_BTD)
-        if mask is None:
-            return hidden_BTD.mean(dim=1)
-        real_BT1 = mask[..., None].to(hidden_BTD.dtype)
-        return (hidden_BTD * real_BT1).sum(dim=1) / real_BT1.sum(dim=1).clamp(min=1)
+        tokens = tokens_of(hidden_BTD, attention_mask, None, None)
+        return tokens.zero_padding(hidden_BTD).sum(dim=1) / tokens.read_B[:, None].clamp(min=1)

@@ -1,26 +1,42 @@
-"""The configuration of a model: its blocks, and which mixer each layer has."""
+"""The configuration of a model: which sublayers each layer has."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
 from latte.mixers import MixerConfig, mixer_class
-from latte.mixers.base import parse_options
+from latte.mixers.options import parse_options
 
 BLOCKS = ("plain", "++")
 POSITIONS = ("none", "learned")
+NORMS = ("rms", "layer")
+#: What stands in a pattern for the mixer that ``mixer`` and ``mixer_options`` describe, and for the block's MLP.
+MIXER, MLP = "mixer", "mlp"
+
+
+class Sublayer(NamedTuple):
+    """One residual sublayer: ``kind`` is mixer or mlp, ``name`` says which."""
+
+    kind: str
+    name: str
+    config: MixerConfig
 
 
 class LatteConfig(PreTrainedConfig):
-    """A stack of blocks, each a mixer and an MLP.
+    """A stack of layers, each a list of residual sublayers: mixers and MLPs.
 
     Args:
         block: ``"plain"`` (LayerNorm, GELU MLP with biases) or ``"++"`` (RMSNorm, SwiGLU, no biases).
         mixer: name of the mixer of every layer; ``latte.mixers.names()`` lists them.
         mixer_options: options of that mixer.
-        layer_mixers: one ``{"mixer": ..., "options": {...}}`` per layer where layers differ; overrides the two above.
+        pattern: the sublayers of one layer after another, repeated to the last layer, such as ``[["mixer", "mlp"]]``,
+            the default. ``"mixer"`` is the mixer above and ``"mlp"`` the block's MLP; other mixers stand there by name,
+            or as ``{"mixer": ..., "options": {...}}``.
+        layer_mixers: one ``{"mixer": ..., "options": {...}}`` per layer where only mixers differ.
+        norm: ``"rms"`` or ``"layer"``; the default is the block's.
+        embedding_norm: a norm between the embedding and the first layer.
         position_embedding: ``"none"`` or ``"learned"``, added to the embedding; mixers may encode position themselves.
         max_position_embeddings: size of the learned table, and the longest document a model with one can read.
         bidirectional: every token sees the whole document: for classifiers.
@@ -43,7 +59,10 @@ class LatteConfig(PreTrainedConfig):
     block: str = "++"
     mixer: str = "latte"
     mixer_options: dict[str, Any] | None = None
+    pattern: list[list[Any]] | None = None
     layer_mixers: list[dict[str, Any]] | None = None
+    norm: str | None = None
+    embedding_norm: bool = False
     position_embedding: str = "none"
     max_position_embeddings: int = 1024
     bidirectional: bool = False
@@ -61,38 +80,75 @@ class LatteConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.mixer_options = dict(self.mixer_options or {})
         super().__post_init__(**kwargs)
-        if self.block not in BLOCKS:
-            raise ValueError(f"block is {self.block!r}, expected one of {', '.join(BLOCKS)}")
-        if self.position_embedding not in POSITIONS:
-            raise ValueError(
-                f"position_embedding is {self.position_embedding!r}, expected one of {', '.join(POSITIONS)}"
-            )
+        choices = [("block", BLOCKS), ("position_embedding", POSITIONS), *([("norm", NORMS)] if self.norm else [])]
+        for name, known in choices:
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
         if self.layer_mixers is not None and len(self.layer_mixers) != self.num_hidden_layers:
             layers = self.num_hidden_layers
             raise ValueError(f"layer_mixers has {len(self.layer_mixers)} entries, expected {layers}, one per layer")
+        if self.layer_mixers is not None and self.pattern is not None:
+            raise ValueError("both pattern and layer_mixers were given, expected one of them")
         for layer in range(self.num_hidden_layers):
-            name, mixer_config = self.mixer_config(layer)
-            parse_options(name, mixer_class(name).Options, mixer_config.options)
+            for sublayer in self.sublayers(layer):
+                if sublayer.kind == MIXER:
+                    parse_options(sublayer.name, mixer_class(sublayer.name).Options, sublayer.config.options)
 
-    def mixer_config(self, layer: int) -> tuple[str, MixerConfig]:
-        """Name and configuration of one layer's mixer."""
-        name, options = self.mixer, self.mixer_options
+    @property
+    def norm_kind(self) -> str:
+        return self.norm or ("layer" if self.block == "plain" else "rms")
+
+    def sublayers(self, layer: int) -> list[Sublayer]:
+        """The sublayers of one layer.
+
+        Raises:
+            ValueError: a pattern that is not a list of lists of sublayers.
+        """
         if self.layer_mixers is not None:
-            entry = self.layer_mixers[layer]
-            if "mixer" not in entry or set(entry) - {"mixer", "options"}:
-                raise ValueError(
-                    f"layer_mixers[{layer}] has the keys {sorted(entry)}, expected 'mixer' and perhaps 'options'"
-                )
-            name, options = entry["mixer"], entry.get("options", {})
-        return name, MixerConfig(
+            return [self._sublayer(layer, self.layer_mixers[layer], f"layer_mixers[{layer}]"), self._mlp(layer)]
+        if self.pattern is None:
+            return [self._own_mixer(layer), self._mlp(layer)]
+        if not self.pattern or not all(isinstance(entry, list) and entry for entry in self.pattern):
+            raise ValueError(f"pattern is {self.pattern!r}, expected a list of lists of sublayers")
+        place = layer % len(self.pattern)
+        return [self._sublayer(layer, entry, f"pattern[{place}]") for entry in self.pattern[place]]
+
+    def mixer_names(self) -> list[str]:
+        """The mixers of the model, each once, in the order of their first layer."""
+        found = (
+            sub.name for layer in range(self.num_hidden_layers) for sub in self.sublayers(layer) if sub.kind == MIXER
+        )
+        return list(dict.fromkeys(found))
+
+    def _sublayer(self, layer: int, entry: Any, where: str) -> Sublayer:
+        if entry == MLP:
+            return self._mlp(layer)
+        if entry == MIXER:
+            return self._own_mixer(layer)
+        if isinstance(entry, str):
+            return Sublayer(MIXER, mixer_class(entry).name, self._layer_config(layer, {}))
+        if not isinstance(entry, dict) or "mixer" not in entry or set(entry) - {"mixer", "options"}:
+            keys = sorted(entry) if isinstance(entry, dict) else entry
+            raise ValueError(f"{where} has the keys {keys!r}, expected 'mixer' and perhaps 'options'")
+        return Sublayer(MIXER, mixer_class(entry["mixer"]).name, self._layer_config(layer, entry.get("options") or {}))
+
+    def _own_mixer(self, layer: int) -> Sublayer:
+        return Sublayer(MIXER, mixer_class(self.mixer).name, self._layer_config(layer, self.mixer_options or {}))
+
+    def _mlp(self, layer: int) -> Sublayer:
+        return Sublayer(MLP, "gelu" if self.block == "plain" else "swiglu", self._layer_config(layer, {}))
+
+    def _layer_config(self, layer: int, options: dict[str, Any]) -> MixerConfig:
+        return MixerConfig(
             hidden_size=self.hidden_size,
             num_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
             bidirectional=self.bidirectional,
             rope_theta=self.rope_theta,
             norm_eps=self.norm_eps,
             layer_index=layer,
             num_layers=self.num_hidden_layers,
-            options=options or {},
+            options=options,
         )

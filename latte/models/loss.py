@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.tokens import Tokens
+
 IGNORE = -100
 # Logits held at a time, about: 2^22 floats are 16 MB.
 LOGITS_AT_ONCE = 1 << 22
@@ -82,8 +84,7 @@ def next_token_loss(
     weight_VD: Tensor,
     labels_BT: Tensor,
     *,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
+    tokens: Tokens,
     num_items: Tensor | int | None = None,
     finish: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
@@ -94,10 +95,10 @@ def next_token_loss(
     logits.
     """
     targets_BT = labels_BT[:, 1:]
-    if mask is not None:
-        targets_BT = targets_BT.masked_fill(~(mask[:, 1:] & mask[:, :-1]), IGNORE)
-    if reset is not None:
-        targets_BT = targets_BT.masked_fill(reset[:, 1:], IGNORE)
+    if tokens.mask is not None:
+        targets_BT = targets_BT.masked_fill(~(tokens.mask[:, 1:] & tokens.mask[:, :-1]), IGNORE)
+    if tokens.reset is not None:
+        targets_BT = targets_BT.masked_fill(tokens.reset[:, 1:], IGNORE)
     targets_N = targets_BT.flatten()
     total = linear_cross_entropy(hidden_BTD[:, :-1].flatten(0, 1), weight_VD, targets_N, finish)
     if num_items is None:

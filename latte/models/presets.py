@@ -1,69 +1,37 @@
-"""Named models: the eight variants of the paper's Table 1 and 2, at the paper's size and at sizes for CPUs."""
+"""Named models at three sizes: the presets that mixers declare, among them the variants of the paper's Table 1."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
-from latte.mixers import mixer_class
+from latte.mixers import Mixer, Size, mixer_class, names
+from latte.mixers.base import Preset
+from latte.mixers.options import did_you_mean, option_names
 from latte.models.config import LatteConfig
 
-#: What makes each variant: the block, the mixer and its options. ``window`` is filled in by the size.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "latte": {"block": "plain", "mixer": "latte", "position_embedding": "learned"},
-    "latte++": {"mixer": "latte", "position_embedding": "learned"},
-    "latte-conv++": {"mixer": "latte", "options": {"feed": "conv"}},
-    "latte-conv-swa++": {"mixer": "latte", "options": {"feed": "conv", "window": True}},
-    "latte-r++": {"mixer": "latte", "options": {"feed": "rglru"}},
-    "latte-r-swa++": {"mixer": "latte", "options": {"feed": "rglru", "window": True}},
-    "r-swa++": {"mixer": "r-swa", "options": {"window": True}},
-    "transformer++": {"mixer": "softmax"},
+SIZES: dict[str, Size] = {
+    "tiny": Size(128, 4, 4, 512, 4096, latents=64, window=32),
+    "small": Size(384, 8, 8, 1536, 16384, latents=128, window=64),
+    "paper-150m": Size(768, 12, 8, 3072, 50257, latents=128, window=128, dropout=0.1),
 }
 
-#: Widths of each size; ``latents`` and ``window`` go to the mixers that have them.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 512,
-        "vocab_size": 4096,
-        "latents": 64,
-        "window": 32,
-    },
-    "small": {
-        "hidden_size": 384,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "intermediate_size": 1536,
-        "vocab_size": 16384,
-        "latents": 128,
-        "window": 64,
-    },
-    "paper-150m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "intermediate_size": 3072,
-        "vocab_size": 50257,
-        "latents": 128,
-        "window": 128,
-        "dropout": 0.1,
-    },
-}
 
-#: Perplexity on OpenWebText and millions of parameters, as the paper prints them.
-PAPER_TABLE_1: dict[str, tuple[float, int]] = {
-    "latte": (21.88, 111),
-    "latte++": (21.56, 140),
-    "latte-conv++": (20.26, 140),
-    "latte-conv-swa++": (18.52, 153),
-    "latte-r++": (19.99, 139),
-    "latte-r-swa++": (17.64, 153),
-    "r-swa++": (18.25, 141),
-    "transformer++": (17.19, 151),
-}
+def variants() -> dict[str, tuple[type[Mixer], Preset]]:
+    """Every preset with the mixer that declares it; a mixer without any has one of its own name."""
+    found: dict[str, tuple[type[Mixer], Preset]] = {}
+    for name in names():
+        cls = mixer_class(name)
+        for variant, fill in (cls.presets or {name: lambda size: {}}).items():
+            if variant in found:
+                raise ValueError(f"preset {variant!r} is declared by {found[variant][0].name!r} and by {name!r}")
+            found[variant] = (cls, fill)
+    return found
+
+
+def published() -> dict[str, tuple[float, int]]:
+    """Perplexity on OpenWebText and millions of parameters of presets, as the paper prints them."""
+    return {variant: figures for name in names() for variant, figures in mixer_class(name).published.items()}
 
 
 def preset(variant: str, size: str = "tiny", **overrides: Any) -> LatteConfig:
@@ -72,30 +40,49 @@ def preset(variant: str, size: str = "tiny", **overrides: Any) -> LatteConfig:
     Raises:
         ValueError: an unknown variant, size or override.
     """
-    chosen = dict(_known("variant", variant, VARIANTS))
-    widths = dict(_known("size", size, SIZES))
-    options = dict(chosen.pop("options", {}))
-    latents, window = widths.pop("latents"), widths.pop("window")
-    if chosen["mixer"] == "latte":
-        options["num_latents"] = latents
-    if options.get("window") is True:
-        options["window"] = window
-    fields = {field.name for field in dataclasses.fields(LatteConfig)}
-    known_options = {field.name for field in dataclasses.fields(mixer_class(chosen["mixer"]).Options)}
-    settings = {"block": "++", **chosen, **widths}
+    cls, fill = _known("variant", variant, variants())
+    widths: Size = _known("size", size, SIZES)
+    settings = {"mixer": cls.name, **_fields_of(widths), **fill(widths)}
+    options = dict(settings.pop("mixer_options", {}))
+    fields, known_options = (
+        config_fields(),
+        option_names(mixer_class(overrides.get("mixer", settings["mixer"])).Options),
+    )
     for name, value in overrides.items():
-        if name in fields or name == "num_labels":
+        if name in fields:
             settings[name] = value
         elif name in known_options:
             options[name] = value
         else:
-            _known("override", name, sorted(fields | known_options))
+            _known("override", name, sorted({*fields, *known_options}))
     return LatteConfig(**{**settings, "mixer_options": {**options, **(overrides.get("mixer_options") or {})}})
+
+
+def shared_overrides(variant: str, size: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``overrides`` that concern a variant, where the same ones are given to several.
+
+    An option that is off unless it is set (None) stays off where the variant does not use it: a window of another size
+    is no reason to give one to a variant without.
+    """
+    cls, fill = _known("variant", variant, variants())
+    own = {**fill(_known("size", size, SIZES)).get("mixer_options", {})}
+    defaults = (
+        {field.name: field.default for field in dataclasses.fields(cls.Options)} if option_names(cls.Options) else {}
+    )
+    used = {name for name, default in defaults.items() if default is not None} | set(own)
+    return {name: value for name, value in overrides.items() if name in config_fields() or name in used}
+
+
+def config_fields() -> set[str]:
+    """What may be set of a model's configuration."""
+    return {field.name for field in dataclasses.fields(LatteConfig)} | {"num_labels"}
+
+
+def _fields_of(size: Size) -> dict[str, Any]:
+    return {name: value for name, value in size._asdict().items() if name not in ("latents", "window")}
 
 
 def _known(what: str, name: str, known: Any) -> Any:
     if name in known:
         return known[name] if isinstance(known, dict) else name
-    close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ValueError(f"unknown {what} {name!r}{hint}, expected one of {', '.join(known)}")
+    raise ValueError(f"unknown {what} {name!r}{did_you_mean(name, known)}, expected one of {', '.join(known)}")

@@ -1,12 +1,16 @@
 """Functions of tensors, without parameters or configuration: one file per family of recurrences.
 
 Each op has a reference (the equation, slow and obvious), a chunked form for training and a one-token step, takes a
-state in and gives one out, and knows padding (``mask``) and documents (``reset`` or ``segments``).
+state in and gives one out, and honours padding and documents (:class:`latte.tokens.Tokens`). ``registered_ops()`` lists
+them all.
 """
 
-from latte.ops import native  # where its library was built, its kernels serve from here on
 from latte.ops.decay import DecayState, decay_attention, document_attention
-from latte.ops.log_key import EMPTY, LatteState, bidirectional_latte, causal_latte
+from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
+from latte.ops.numbers import EMPTY
+from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
+from latte.ops.registry import registered_ops
+from latte.ops.rglru import rglru
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
 from latte.ops.softmax import AttentionState, softmax_attention
 from latte.ops.window import WindowState, window_attention
@@ -25,7 +29,11 @@ __all__ = [
     "decay_attention",
     "diagonal_scan",
     "document_attention",
-    "native",
+    "registered_ops",
+    "rglru",
+    "rms_norm",
+    "rotate_pairs",
     "softmax_attention",
+    "swiglu",
     "window_attention",
 ]

@@ -12,19 +12,18 @@ an earlier sub-block ended, so that both exponents are at most 0. Within a sub-b
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.ops.numbers import exp_where
+
 CHUNK = 64
 SUB_BLOCK = 16
 # Tokens whose chunks are worked on at once: bounds scratch memory, whatever the length.
 BLOCK = 2048
-# An exponent that stands for "not seen": e to it is 0, and no arithmetic on it makes a NaN.
-UNSEEN = -1e30
 
 
 class Chunks(NamedTuple):
@@ -50,7 +49,7 @@ def from_chunks(y_BNHCV: Tensor) -> Tensor:
     return y_BNHCV.transpose(2, 3).flatten(1, 2)
 
 
-class Rows:
+class Outputs:
     """The outputs of one block of tokens after the other, as one (B, T, H, V) tensor in the end.
 
     Without gradients they are written where they belong at once: a long output is not held twice.
@@ -167,20 +166,3 @@ def seen_within(segment_NC: Tensor) -> Tensor:
     C = segment_NC.shape[-1]
     causal = torch.ones(C, C, dtype=torch.bool, device=segment_NC.device).tril()
     return causal & (segment_NC[..., :, None] == segment_NC[..., None, :])
-
-
-def exp_where(like: Tensor, condition: Tensor, exponent: Tensor) -> Tensor:
-    """e to ``exponent`` (at most 0 wherever the condition holds), exactly 0 elsewhere, with no NaN in its gradient.
-
-    In ``like``'s dtype: exponents may be wider, because they are differences of much larger numbers.
-    """
-    return bounded_exp(exponent.to(like.dtype)) * condition
-
-
-def bounded_exp(exponent: Tensor, most: float = 0.0) -> Tensor:
-    """e to exponents that are at most ``most``, or stand for nothing and are multiplied by 0 afterwards.
-
-    Bounded on both sides: e to -1e30 takes a CPU thirty times as long as e to -80, and what stands for nothing must be
-    finite. The upper bound leaves room for rounding, since a clamped exponent has no gradient.
-    """
-    return exponent.clamp(math.log(torch.finfo(exponent.dtype).tiny), most + 1.0).exp()

@@ -13,21 +13,19 @@ the same outputs, relative to the first key of their chunk, with no logarithm a 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype, exact, wide_dtype
+from latte.ops import native
 from latte.ops.decay import document_attention
 from latte.ops.gated import (
     BLOCK,
     Chunks,
-    Rows,
-    bounded_exp,
+    Outputs,
     chunk_size,
-    exp_where,
     pad_tokens,
     pass_states,
     read_states,
@@ -36,12 +34,12 @@ from latte.ops.gated import (
     to_chunks,
     within_channels,
 )
-from latte.ops.tokens import segment_ids, whole_document, zero_padding
+from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, exp_where, wide_dtype
+from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes
 from latte.state import State, require_state, state
+from latte.tokens import Tokens, require_tokens
 
-# The log of an empty sum. Finite, so that differences of it are numbers.
-EMPTY = -1e30
 # How far above or below the first logit of a chunk float32 can follow on its scale: e to twice this is still a number,
 # which the product of a query and a key that it does not see may be, before it is set to 0.
 COMMON_RANGE = 38.0
@@ -63,58 +61,17 @@ class LatteState(State):
         )
 
 
-@exact
-def causal_latte(
-    p_BTHM: Tensor,
-    k_BTHM: Tensor,
-    v_BTHV: Tensor,
-    *,
-    state: State | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-    backend: str | None = None,
-) -> tuple[Tensor, LatteState]:
-    """Causal Latte, equation (7): y_t = sum_l p(l|t) sum_{s<=t} p(s|l,t) v_s.
-
-    Shapes: p = p(l|t) and the key logits k (B, T, H, M), values v (B, T, H, V); y (B, T, H, V), 0 at padding.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.
-    """
-    axes = Axes("causal_latte")
-    axes.bind("p", p_BTHM, "BTHM")
-    axes.bind("k", k_BTHM, "BTHM")
-    sizes = axes.bind("v", v_BTHV, "BTHV")
-    axes.flags("mask", mask)
-    axes.flags("reset", reset)
-    before = require_state("causal_latte", state, LatteState.empty(p_BTHM, sizes["H"], sizes["M"], sizes["V"]))
-    chosen = choose_backend("causal_latte", backend, p_BTHM)
-    if backend is None and sizes["T"] == 1:
-        return causal_latte_step(p_BTHM, k_BTHM, v_BTHV, before, mask, reset)
-    if chosen == "native":
-        from latte.ops import native
-
-        y_BTHV, *after = native.causal_latte(p_BTHM, k_BTHM, v_BTHV, before.log_norm_BHM, before.mean_BHMV, mask, reset)
-        return y_BTHV, LatteState(*after)
-    run = causal_latte_reference if chosen == "reference" else causal_latte_chunked
-    return run(p_BTHM, k_BTHM, v_BTHV, before, mask, reset)
-
-
 def causal_latte_reference(
-    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, mask: Tensor | None, reset: Tensor | None
+    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, tokens: Tokens
 ) -> tuple[Tensor, LatteState]:
     """Equations (8) and (9) as written: a softmax over s for every t and l. Quadratic in T.
 
     What a state has read enters as one more token, with its own value for every latent.
     """
-    T, dtype = p_BTHM.shape[1], compute_dtype(p_BTHM)
+    dtype = compute_dtype(p_BTHM)
     p, k, v = p_BTHM.to(dtype), k_BTHM.to(dtype), v_BTHV.to(dtype)
-    segment_BT = segment_ids(reset, p_BTHM)
-    real_BT = torch.ones_like(segment_BT, dtype=torch.bool) if mask is None else mask
-    seen_BTS = (segment_BT[:, :, None] == segment_BT[:, None, :]) & real_BT[:, None, :]
-    seen_BTS &= torch.ones(T, T, dtype=torch.bool, device=p.device).tril()
     # Column 0 is the state, which belongs to document 0.
-    seen_BTS = torch.cat([(segment_BT == 0)[:, :, None], seen_BTS], dim=2)
+    seen_BTS = torch.cat([(tokens.segment_BT == 0)[:, :, None], tokens.seen_BTS(causal=True)], dim=2)
     logits_BSHM = torch.cat([state.log_norm_BHM[:, None], k.to(state.log_norm_BHM.dtype)], dim=1)
     logits_BTSHM = logits_BSHM[:, None].masked_fill(~seen_BTS[..., None, None], EMPTY)
     log_norm_BTHM = logits_BTSHM.logsumexp(dim=2)
@@ -123,43 +80,43 @@ def causal_latte_reference(
     mean_BTHMV = mean_BTHMV + weights_BTSHM[:, :, 0, ..., None] * state.mean_BHMV[:, None]
     y_BTHV = torch.einsum("bthm,bthmv->bthv", p, mean_BTHMV)
     after = LatteState(log_norm_BTHM[:, -1], mean_BTHMV[:, -1])
-    return zero_padding(y_BTHV, mask).to(v_BTHV.dtype), after
+    return tokens.zero_padding(y_BTHV).to(v_BTHV.dtype), after
 
 
 def causal_latte_step(
-    p_B1HM: Tensor, k_B1HM: Tensor, v_B1HV: Tensor, state: LatteState, mask: Tensor | None, reset: Tensor | None
+    p_B1HM: Tensor, k_B1HM: Tensor, v_B1HV: Tensor, state: LatteState, tokens: Tokens
 ) -> tuple[Tensor, LatteState]:
     """One token of the recurrence, equation (14), on the normalised state."""
     log_norm_BHM, mean_BHMV = state.log_norm_BHM, state.mean_BHMV
     k_BHM, v_BH1V = k_B1HM[:, 0].to(log_norm_BHM.dtype), v_B1HV[:, 0, :, None].to(mean_BHMV.dtype)
-    if mask is not None:
-        k_BHM = torch.where(mask[:, :, None], k_BHM, EMPTY)
-        v_BH1V = torch.where(mask[:, :, None, None], v_BH1V, 0.0)
-    if reset is not None:
-        log_norm_BHM = torch.where(reset[:, :, None], EMPTY, log_norm_BHM)
-        mean_BHMV = torch.where(reset[:, :, None, None], 0.0, mean_BHMV)
+    if tokens.mask is not None:
+        k_BHM = torch.where(tokens.mask[:, :, None], k_BHM, EMPTY)
+        v_BH1V = torch.where(tokens.mask[:, :, None, None], v_BH1V, 0.0)
+    if tokens.reset is not None:
+        log_norm_BHM = torch.where(tokens.reset[:, :, None], EMPTY, log_norm_BHM)
+        mean_BHMV = torch.where(tokens.reset[:, :, None, None], 0.0, mean_BHMV)
     after_BHM = torch.logaddexp(log_norm_BHM, k_BHM)
     # Moving the mean towards v by the new token's share keeps its precision when that share is tiny.
     share_BHM1 = (k_BHM - after_BHM).exp().to(mean_BHMV.dtype)[..., None]
     mean_BHMV = mean_BHMV + share_BHM1 * (v_BH1V - mean_BHMV)
     y_B1HV = (p_B1HM[:, 0, :, None].to(mean_BHMV.dtype) @ mean_BHMV).transpose(1, 2)
-    return zero_padding(y_B1HV, mask).to(v_B1HV.dtype), LatteState(after_BHM, mean_BHMV)
+    return tokens.zero_padding(y_B1HV).to(v_B1HV.dtype), LatteState(after_BHM, mean_BHMV)
 
 
 def causal_latte_chunked(
-    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, mask: Tensor | None, reset: Tensor | None
+    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, tokens: Tokens
 ) -> tuple[Tensor, LatteState]:
     """Equations (11) and (12) as matrix products over chunks: linear time, memory linear in T with a small constant."""
     T, dtype = p_BTHM.shape[1], compute_dtype(p_BTHM)
-    segment_BT = segment_ids(reset, p_BTHM)
+    segment_BT = tokens.segment_BT
     size = chunk_size(T)
-    outputs = Rows(v_BTHV, dtype)
+    outputs = Outputs(v_BTHV, dtype)
     for start in range(0, T, BLOCK):
         block = slice(start, min(start + BLOCK, T))
         extra = -(block.stop - block.start) % size
         p, k, v = (x[:, block].to(dtype) for x in (p_BTHM, k_BTHM, v_BTHV))
-        if mask is not None:
-            real = mask[:, block, None, None]
+        if tokens.mask is not None:
+            real = tokens.mask[:, block, None, None]
             k, v = torch.where(real, k, EMPTY), torch.where(real, v, 0.0)
         segment = segment_BT[:, block]
         # Padding behind the row continues its last document with keys of no weight.
@@ -179,7 +136,7 @@ def causal_latte_chunked(
         # The state now belongs to the last token's document: number documents from there.
         segment_BT = segment_BT - segment[:, -1:]
         outputs.append(y_BNHCV, block.stop - block.start)
-    return zero_padding(outputs.joined(), mask).to(v_BTHV.dtype), state
+    return tokens.zero_padding(outputs.joined()).to(v_BTHV.dtype), state
 
 
 class Block(NamedTuple):
@@ -318,20 +275,85 @@ def _log_cumulative(k_CM: Tensor, segment_C: Tensor) -> Tensor:
     return k_CM
 
 
-@exact
-def bidirectional_latte(
+def _native(
+    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, tokens: Tokens
+) -> tuple[Tensor, LatteState]:
+    flags = (tokens.mask, tokens.reset)
+    y_BTHV, *after = native.causal_latte(p_BTHM, k_BTHM, v_BTHV, state.log_norm_BHM, state.mean_BHMV, *flags)
+    return y_BTHV, LatteState(*after)
+
+
+def _example(draw: Draw) -> Example:
+    p, k, v = (draw.normal(draw.B, draw.T, 4, width) for width in (16, 16, 24))
+    return (p.softmax(-1), k, v), {}
+
+
+@operation(
+    reference=causal_latte_reference,
+    chunked=causal_latte_chunked,
+    step=causal_latte_step,
+    native=_native,
+    example=_example,
+)
+def causal_latte(
     p_BTHM: Tensor,
     k_BTHM: Tensor,
     v_BTHV: Tensor,
     *,
-    mask: Tensor | None = None,
-    segments: Tensor | None = None,
-    backend: str | None = None,
-) -> Tensor:
+    state: State | None = None,
+    tokens: Tokens | None = None,
+) -> tuple[Any, ...]:
+    """Causal Latte, equation (7): y_t = sum_l p(l|t) sum_{s<=t} p(s|l,t) v_s.
+
+    Shapes: p = p(l|t) and the key logits k (B, T, H, M), values v (B, T, H, V). Returns y (B, T, H, V), 0 at padding,
+    and the :class:`LatteState` after these tokens.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.
+    """
+    axes = Axes("causal_latte")
+    axes.bind("p", p_BTHM, "BTHM")
+    axes.bind("k", k_BTHM, "BTHM")
+    sizes = axes.bind("v", v_BTHV, "BTHV")
+    tokens = require_tokens("causal_latte", tokens, p_BTHM, state)
+    before = require_state("causal_latte", state, LatteState.empty(p_BTHM, sizes["H"], sizes["M"], sizes["V"]))
+    return p_BTHM, k_BTHM, v_BTHV, before, tokens
+
+
+def bidirectional_latte_reference(p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, tokens: Tokens) -> Tensor:
+    """Equation (6) as written: a softmax over s for every t and l. Quadratic in T."""
+    p, k, v = (x.to(compute_dtype(x)) for x in (p_BTHM, k_BTHM, v_BTHV))
+    seen_BTS = tokens.seen_BTS(causal=False)
+    weights_BTSHM = torch.where(seen_BTS[..., None, None], k[:, None], EMPTY).softmax(dim=2)  # p(s|l)
+    y_BTHV = torch.einsum("bthm,btshm,bshv->bthv", p, weights_BTSHM, v)
+    return tokens.zero_padding(y_BTHV).to(v_BTHV.dtype)
+
+
+def bidirectional_latte_chunked(p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, tokens: Tokens) -> Tensor:
+    """One softmax of the keys per document, then linear attention with it. Linear in T."""
+    p, k, v = (x.to(compute_dtype(p_BTHM)) for x in (p_BTHM, k_BTHM, v_BTHV))
+    k, v = tokens.fill_padding(k, EMPTY), tokens.fill_padding(v, 0.0)
+    if tokens.reset is None:
+        share_BTHM = k.softmax(dim=1)
+    else:
+        # Shifting the logits of a document changes nothing: by its own maximum, which carries no gradient.
+        index_BTHM = tokens.segment_BT[..., None, None].expand_as(k)
+        room_BTHM = F.pad(k, (0, 0, 0, 0, 0, 1))  # a row of T first tokens has documents 1 to T
+        top_BTHM = torch.full_like(room_BTHM, EMPTY).scatter_reduce(1, index_BTHM, k.detach(), "amax")
+        weight_BTHM = (k - top_BTHM.gather(1, index_BTHM)).exp()
+        norm_BTHM = torch.zeros_like(room_BTHM).scatter_add(1, index_BTHM, weight_BTHM)
+        share_BTHM = weight_BTHM / norm_BTHM.gather(1, index_BTHM)
+    return document_attention(p, share_BTHM, v, tokens=tokens).to(v_BTHV.dtype)
+
+
+@operation(reference=bidirectional_latte_reference, chunked=bidirectional_latte_chunked, example=_example)
+def bidirectional_latte(
+    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, *, tokens: Tokens | None = None
+) -> tuple[Any, ...]:
     """Bidirectional Latte, equation (6): y_t = sum_l p(l|t) sum_s p(s|l) v_s over the real tokens of t's document.
 
-    Shapes: p = p(l|t) and the key logits k (B, T, H, M), values v (B, T, H, V); ``segments`` (B, T) numbers the
-    documents of each row. Padding is taken out before the softmax, never afterwards.
+    Shapes: p = p(l|t) and the key logits k (B, T, H, M), values v (B, T, H, V). Padding is taken out before the
+    softmax, never afterwards. Returns y (B, T, H, V), 0 at padding.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, or no tokens.
@@ -340,33 +362,4 @@ def bidirectional_latte(
     axes.bind("p", p_BTHM, "BTHM")
     axes.bind("k", k_BTHM, "BTHM")
     axes.bind("v", v_BTHV, "BTHV")
-    axes.flags("mask", mask)
-    axes.ids("segments", segments)
-    if choose_backend("bidirectional_latte", backend, p_BTHM) == "reference":
-        return bidirectional_latte_reference(p_BTHM, k_BTHM, v_BTHV, mask, segments)
-    dtype = compute_dtype(p_BTHM)
-    p, k, v = (x.to(dtype) for x in (p_BTHM, k_BTHM, v_BTHV))
-    if mask is not None:
-        k, v = torch.where(mask[..., None, None], k, EMPTY), torch.where(mask[..., None, None], v, 0.0)
-    # Shifting the logits of a document changes nothing: by its own maximum, which carries no gradient.
-    if segments is None:
-        share_BTHM = k.softmax(dim=1)
-    else:
-        starts_BT = F.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
-        index_BTHM = starts_BT.long().cumsum(1)[..., None, None].expand_as(k)
-        top_BTHM = torch.full_like(k, EMPTY).scatter_reduce(1, index_BTHM, k.detach(), "amax")
-        weight_BTHM = (k - top_BTHM.gather(1, index_BTHM)).exp()
-        norm_BTHM = torch.zeros_like(k).scatter_add(1, index_BTHM, weight_BTHM)
-        share_BTHM = weight_BTHM / norm_BTHM.gather(1, index_BTHM)
-    return document_attention(p, share_BTHM, v, mask=mask, segments=segments).to(v_BTHV.dtype)
-
-
-def bidirectional_latte_reference(
-    p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, mask: Tensor | None, segments: Tensor | None
-) -> Tensor:
-    """Equation (6) as written: a softmax over s for every t and l. Quadratic in T."""
-    p, k, v = (x.to(compute_dtype(x)) for x in (p_BTHM, k_BTHM, v_BTHV))
-    seen_BTS = whole_document(p, mask, segments)
-    weights_BTSHM = torch.where(seen_BTS[..., None, None], k[:, None], EMPTY).softmax(dim=2)  # p(s|l)
-    y_BTHV = torch.einsum("bthm,btshm,bshv->bthv", p, weights_BTSHM, v)
-    return zero_padding(y_BTHV, mask).to(v_BTHV.dtype)
+    return p_BTHM, k_BTHM, v_BTHV, require_tokens("bidirectional_latte", tokens, p_BTHM)

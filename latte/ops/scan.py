@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.backends import choose_backend, compute_dtype, exact
-from latte.ops.gated import UNSEEN, pad_tokens
-from latte.ops.tokens import compact, positions, segment_ids, take_tokens, zero_padding
+from latte.ops import native
+from latte.ops.gated import pad_tokens
+from latte.ops.numbers import EMPTY, compute_dtype
+from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes
 from latte.state import State, require_state, state
+from latte.tokens import Tokens, require_tokens, take_tokens
 
 # Tokens that are scanned by doubling; longer rows are cut into runs of this many.
 RUN = 64
@@ -27,21 +31,76 @@ class ScanState(State):
         return cls(torch.zeros(like_BT.shape[0], width, dtype=compute_dtype(like_BT), device=like_BT.device))
 
 
-@exact
+def diagonal_scan_reference(
+    log_a_BTD: Tensor, b_BTD: Tensor, reverse: bool, state: ScanState, tokens: Tokens
+) -> tuple[Tensor, ScanState]:
+    """The recurrence as written, token by token."""
+    log_a, b, tokens = _prepare(log_a_BTD, b_BTD, reverse, tokens)
+    h_BD = state.h_BD
+    outputs = []
+    for t in range(b.shape[1]):
+        if tokens.reset is not None:
+            h_BD = torch.where(tokens.reset[:, t, None], 0.0, h_BD)
+        h_BD = log_a[:, t].exp() * h_BD + b[:, t]
+        outputs.append(h_BD)
+    return _finish(torch.stack(outputs, dim=1), b_BTD, reverse, tokens), ScanState(h_BD)
+
+
+def diagonal_scan_chunked(
+    log_a_BTD: Tensor, b_BTD: Tensor, reverse: bool, state: ScanState, tokens: Tokens
+) -> tuple[Tensor, ScanState]:
+    """Doubling within runs of tokens, the same scan over the runs' ends, then both together."""
+    log_a, b, tokens = _prepare(log_a_BTD, b_BTD, reverse, tokens)
+    if tokens.reset is not None:
+        log_a = torch.where(tokens.reset[..., None], EMPTY, log_a)
+    h_BTD = _scan(log_a, b, state.h_BD)
+    return _finish(h_BTD, b_BTD, reverse, tokens), ScanState(h_BTD[:, -1].clone())
+
+
+def _prepare(log_a: Tensor, b: Tensor, reverse: bool, tokens: Tokens) -> tuple[Tensor, Tensor, Tokens]:
+    """Working dtype, reading order from left to right, and padding that changes nothing."""
+    log_a, b = log_a.to(compute_dtype(b)), b.to(compute_dtype(b))
+    if reverse:
+        log_a, b, tokens = log_a.flip(1), b.flip(1), tokens.reversed
+    return tokens.fill_padding(log_a, 0.0), tokens.fill_padding(b, 0.0), tokens
+
+
+def _finish(h_BTD: Tensor, like_BTD: Tensor, reverse: bool, tokens: Tokens) -> Tensor:
+    h_BTD = tokens.zero_padding(h_BTD).to(like_BTD.dtype)
+    return h_BTD.flip(1) if reverse else h_BTD
+
+
+def _native(
+    log_a_BTD: Tensor, b_BTD: Tensor, reverse: bool, state: ScanState, tokens: Tokens
+) -> tuple[Tensor, ScanState]:
+    h_BTD, h_BD = native.diagonal_scan(log_a_BTD, b_BTD, state.h_BD, tokens.mask, tokens.reset, reverse)
+    return h_BTD, ScanState(h_BD)
+
+
+def _scan_example(draw: Draw) -> Example:
+    return (-draw.normal(draw.B, draw.T, 16).abs(), draw.normal(draw.B, draw.T, 16)), {}
+
+
+@operation(
+    reference=diagonal_scan_reference,
+    chunked=diagonal_scan_chunked,
+    step=diagonal_scan_reference,
+    native=_native,
+    example=_scan_example,
+)
 def diagonal_scan(
     log_a_BTD: Tensor,
     b_BTD: Tensor,
     *,
-    state: State | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
     reverse: bool = False,
-    backend: str | None = None,
-) -> tuple[Tensor, ScanState]:
+    state: State | None = None,
+    tokens: Tokens | None = None,
+) -> tuple[Any, ...]:
     """h_t = e^{log a_t} . h_{t-1} + b_t, elementwise; the recurrence of the RG-LRU and its kin.
 
-    Shapes: log_a (at most 0) and b (B, T, D); h (B, T, D), 0 at padding. With ``reverse`` it runs from the last token
-    to the first, h_t = e^{log a_t} . h_{t+1} + b_t, within the same documents, and the state enters at the right.
+    Shapes: log_a (at most 0) and b (B, T, D). With ``reverse`` it runs from the last token to the first,
+    h_t = e^{log a_t} . h_{t+1} + b_t, within the same documents, and the state enters at the right. Returns h
+    (B, T, D), 0 at padding, and the :class:`ScanState` after these tokens.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.
@@ -49,51 +108,9 @@ def diagonal_scan(
     axes = Axes("diagonal_scan")
     axes.bind("log_a", log_a_BTD, "BTD")
     sizes = axes.bind("b", b_BTD, "BTD")
-    axes.flags("mask", mask)
-    axes.flags("reset", reset)
+    tokens = require_tokens("diagonal_scan", tokens, b_BTD, state)
     before = require_state("diagonal_scan", state, ScanState.empty(b_BTD, sizes["D"]))
-    chosen = choose_backend("diagonal_scan", backend, b_BTD)
-    if chosen == "native" and not (backend is None and sizes["T"] == 1):
-        from latte.ops import native
-
-        h_BTD, h_BD = native.diagonal_scan(log_a_BTD, b_BTD, before.h_BD, mask, reset, reverse)
-        return h_BTD, ScanState(h_BD)
-    if reverse:
-        log_a_BTD, b_BTD = log_a_BTD.flip(1), b_BTD.flip(1)
-        mask = None if mask is None else mask.flip(1)
-        # Going left, a document begins behind the token that stands before the next one's first.
-        reset = None if reset is None else F.pad(reset[:, 1:], (0, 1)).flip(1)
-    stepwise = chosen == "reference" or (backend is None and sizes["T"] == 1)
-    h_BTD, after = (diagonal_scan_reference if stepwise else diagonal_scan_chunked)(
-        log_a_BTD, b_BTD, before, mask, reset
-    )
-    return h_BTD.flip(1) if reverse else h_BTD, after
-
-
-def diagonal_scan_reference(
-    log_a_BTD: Tensor, b_BTD: Tensor, state: ScanState, mask: Tensor | None, reset: Tensor | None
-) -> tuple[Tensor, ScanState]:
-    """The recurrence as written, token by token."""
-    h_BD = state.h_BD
-    log_a, b = _prepare(log_a_BTD, b_BTD, mask)
-    outputs = []
-    for t in range(b.shape[1]):
-        if reset is not None:
-            h_BD = torch.where(reset[:, t, None], 0.0, h_BD)
-        h_BD = log_a[:, t].exp() * h_BD + b[:, t]
-        outputs.append(h_BD)
-    return zero_padding(torch.stack(outputs, dim=1), mask).to(b_BTD.dtype), ScanState(h_BD)
-
-
-def diagonal_scan_chunked(
-    log_a_BTD: Tensor, b_BTD: Tensor, state: ScanState, mask: Tensor | None, reset: Tensor | None
-) -> tuple[Tensor, ScanState]:
-    """Doubling within runs of tokens, the same scan over the runs' ends, then both together."""
-    log_a, b = _prepare(log_a_BTD, b_BTD, mask)
-    if reset is not None:
-        log_a = torch.where(reset[..., None], UNSEEN, log_a)
-    h_BTD = _scan(log_a, b, state.h_BD)
-    return zero_padding(h_BTD, mask).to(b_BTD.dtype), ScanState(h_BTD[:, -1])
+    return log_a_BTD, b_BTD, reverse, before, tokens
 
 
 def _scan(log_a_BTD: Tensor, b_BTD: Tensor, h_BD: Tensor) -> Tensor:
@@ -120,13 +137,6 @@ def _double(log_a_CD: Tensor, h_CD: Tensor) -> tuple[Tensor, Tensor]:
     return log_a_CD, h_CD
 
 
-def _prepare(log_a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    log_a, b = log_a.to(compute_dtype(b)), b.to(compute_dtype(b))
-    if mask is not None:
-        log_a, b = torch.where(mask[..., None], log_a, 0.0), torch.where(mask[..., None], b, 0.0)
-    return log_a, b
-
-
 @state
 class ConvState(State):
     """The last inputs that later outputs still look at (zeros where there were none)."""
@@ -138,21 +148,79 @@ class ConvState(State):
         return cls(like_BT.new_zeros(like_BT.shape[0], size - 1, width))
 
 
-@exact
+def causal_conv_reference(
+    x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None, state: ConvState, tokens: Tokens
+) -> tuple[Tensor, ConvState]:
+    """Equation (18) token by token: drop the tail at a document's start, append, weigh."""
+    tail_BKD = state.tail_BKD
+    outputs = []
+    for t in range(x_BTD.shape[1]):
+        if tokens.reset is not None:
+            tail_BKD = torch.where(tokens.reset[:, t, None, None], 0.0, tail_BKD)
+        seen_BKD = torch.cat([tail_BKD, x_BTD[:, t, None]], dim=1)
+        y_BD = torch.einsum("bkd,dk->bd", seen_BKD, weight_DK)
+        outputs.append(y_BD if bias_D is None else y_BD + bias_D)
+        moved_BKD = seen_BKD[:, 1:]
+        tail_BKD = moved_BKD if tokens.mask is None else torch.where(tokens.mask[:, t, None, None], moved_BKD, tail_BKD)
+    return tokens.zero_padding(torch.stack(outputs, dim=1)), ConvState(tail_BKD)
+
+
+def causal_conv_shifted(
+    x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None, state: ConvState, tokens: Tokens
+) -> tuple[Tensor, ConvState]:
+    """One multiply-add of the whole row, shifted, per tap."""
+    T, K = x_BTD.shape[1], weight_DK.shape[1]
+    moved = tokens.compact
+    x = x_BTD if moved is None else moved.gather(x_BTD)
+    padded_BSD = torch.cat([state.tail_BKD, x], dim=1)
+    y_BTD = x * weight_DK[:, -1]
+    reach_BT = None
+    if tokens.reset is not None:
+        # Behind a document's first token there is nothing; a row that continues a state has its tail.
+        reach_BT = torch.where(tokens.segment_BT == 0, K, tokens.in_row_BT - 1)
+        reach_BT = reach_BT if moved is None else moved.gather(reach_BT)
+    for back in range(1, K):
+        earlier = padded_BSD[:, K - 1 - back : K - 1 - back + T] * weight_DK[:, K - 1 - back]
+        if reach_BT is not None:
+            earlier = torch.where((reach_BT >= back)[..., None], earlier, 0.0)
+        y_BTD = y_BTD + earlier
+    if bias_D is not None:
+        y_BTD = y_BTD + bias_D
+    if moved is not None:
+        y_BTD = moved.scatter(y_BTD)
+    return tokens.zero_padding(y_BTD), _conv_tail(padded_BSD, K, tokens)
+
+
+def _conv_tail(padded_BSD: Tensor, K: int, tokens: Tokens) -> ConvState:
+    """The K - 1 inputs before the next token; those before its document's start are zeros."""
+    if tokens.plain:
+        return ConvState(padded_BSD[:, padded_BSD.shape[1] - (K - 1) :].clone())
+    device = padded_BSD.device
+    tail_BKD = take_tokens(padded_BSD, tokens.read_B[:, None] + torch.arange(K - 1, device=device))
+    if tokens.reset is not None:
+        # Slot i of the tail is K - 1 - i tokens back.
+        inside_BK = torch.arange(K - 1, 0, -1, device=device) <= tokens.in_row_BT[:, -1:]
+        tail_BKD = torch.where((inside_BK | ~tokens.reset.any(1, keepdim=True))[..., None], tail_BKD, 0.0)
+    return ConvState(tail_BKD)
+
+
+def _conv_example(draw: Draw) -> Example:
+    return (draw.normal(draw.B, draw.T, 16), draw.normal(16, 4), draw.normal(16)), {}
+
+
+@operation(reference=causal_conv_reference, chunked=causal_conv_shifted, example=_conv_example)
 def causal_conv(
     x_BTD: Tensor,
     weight_DK: Tensor,
     bias_D: Tensor | None = None,
     *,
     state: State | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-    backend: str | None = None,
-) -> tuple[Tensor, ConvState]:
+    tokens: Tokens | None = None,
+) -> tuple[Any, ...]:
     """Causal depthwise convolution, equation (18): y_t = sum_{i<K} w_i . x_{t-i}, within each document.
 
-    Shapes: x (B, T, D), weight (D, K) with the present token's tap last, bias (D,); y (B, T, D), 0 at padding.
-    The sum runs over the K latest *real* tokens.
+    Shapes: x (B, T, D), weight (D, K) with the present token's tap last, bias (D,). The sum runs over the K latest
+    *real* tokens. Returns y (B, T, D), 0 at padding, and the :class:`ConvState` after these tokens.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.
@@ -162,68 +230,6 @@ def causal_conv(
     sizes = axes.bind("weight", weight_DK, "DK")
     if bias_D is not None:
         axes.bind("bias", bias_D, "D")
-    axes.flags("mask", mask)
-    axes.flags("reset", reset)
-    T, K = sizes["T"], sizes["K"]
-    before = require_state("causal_conv", state, ConvState.empty(x_BTD, K, sizes["D"]))
-    if choose_backend("causal_conv", backend, x_BTD) == "reference":
-        return causal_conv_reference(x_BTD, weight_DK, bias_D, before, mask, reset)
-    start_B = torch.zeros(sizes["B"], dtype=torch.long, device=x_BTD.device)
-    place_BT, count_B = positions(x_BTD, mask, reset, start_B)
-    moved = None if mask is None else compact(mask)
-    segment_BT = segment_ids(reset, x_BTD)
-    x = x_BTD
-    if moved is not None:
-        assert mask is not None
-        x, place_BT, segment_BT = moved.gather(x), moved.gather(place_BT), moved.gather(segment_BT)
-    padded_BSD = torch.cat([before.tail_BKD, x], dim=1)
-    y_BTD = x * weight_DK[:, -1]
-    for back in range(1, K):
-        earlier = padded_BSD[:, K - 1 - back : K - 1 - back + T] * weight_DK[:, K - 1 - back]
-        if reset is not None:
-            # Behind a document's first token there is nothing; a row that continues a state has its tail.
-            earlier = torch.where(((place_BT >= back) | (segment_BT == 0))[..., None], earlier, 0.0)
-        y_BTD = y_BTD + earlier
-    if bias_D is not None:
-        y_BTD = y_BTD + bias_D
-    if moved is not None:
-        y_BTD = moved.scatter(y_BTD)
-    return zero_padding(y_BTD, mask), _conv_tail(padded_BSD, K, mask, reset, count_B)
-
-
-def causal_conv_reference(
-    x_BTD: Tensor,
-    weight_DK: Tensor,
-    bias_D: Tensor | None,
-    state: ConvState,
-    mask: Tensor | None,
-    reset: Tensor | None,
-) -> tuple[Tensor, ConvState]:
-    """Equation (18) token by token: drop the tail at a document's start, append, weigh."""
-    tail_BKD = state.tail_BKD
-    outputs = []
-    for t in range(x_BTD.shape[1]):
-        if reset is not None:
-            tail_BKD = torch.where(reset[:, t, None, None], 0.0, tail_BKD)
-        seen_BKD = torch.cat([tail_BKD, x_BTD[:, t, None]], dim=1)
-        y_BD = torch.einsum("bkd,dk->bd", seen_BKD, weight_DK)
-        outputs.append(y_BD if bias_D is None else y_BD + bias_D)
-        moved_BKD = seen_BKD[:, 1:]
-        tail_BKD = moved_BKD if mask is None else torch.where(mask[:, t, None, None], moved_BKD, tail_BKD)
-    return zero_padding(torch.stack(outputs, dim=1), mask), ConvState(tail_BKD)
-
-
-def _conv_tail(padded_BSD: Tensor, K: int, mask: Tensor | None, reset: Tensor | None, count_B: Tensor) -> ConvState:
-    """The K - 1 inputs before the next token; those before its document's start are zeros."""
-    if mask is None and reset is None:
-        return ConvState(padded_BSD[:, padded_BSD.shape[1] - (K - 1) :])
-    device = padded_BSD.device
-    T = padded_BSD.shape[1] - (K - 1)
-    read_B = torch.full_like(count_B, T) if mask is None else mask.long().sum(1)
-    index_BK = read_B[:, None] + torch.arange(K - 1, device=device)
-    tail_BKD = take_tokens(padded_BSD, index_BK)
-    if reset is not None:
-        # Slot i of the tail is K - 1 - i tokens back.
-        inside_BK = torch.arange(K - 1, 0, -1, device=device) <= count_B[:, None]
-        tail_BKD = torch.where((inside_BK | ~reset.any(1, keepdim=True))[..., None], tail_BKD, 0.0)
-    return ConvState(tail_BKD)
+    tokens = require_tokens("causal_conv", tokens, x_BTD, state)
+    before = require_state("causal_conv", state, ConvState.empty(x_BTD, sizes["K"], sizes["D"]))
+    return x_BTD, weight_DK, bias_D, before, tokens

@@ -85,7 +85,8 @@ def _layer(layer: LayerView) -> dict[str, Any]:
     result: dict[str, Any] = {"mixer": layer.mixer, "causal": layer.causal, "heads": layer.heads}
     if layer.slots_THM is None or layer.keys_THM is None:
         if layer.weights_HTS is not None:
-            result["weights"] = pack(shares(layer.weights_HTS))
+            result["weights"] = pack(shares(_row_shares(layer)))
+            result["signed"] = not layer.normalised
         return result
     result["slots"] = pack(shares(layer.slots_THM.transpose(1, 0, 2)))  # (H, T, M)
     keys_HMT = layer.keys_THM.transpose(1, 2, 0).astype(np.float64)
@@ -97,3 +98,12 @@ def _layer(layer: LayerView) -> dict[str, Any]:
     if layer.window_HTS is not None:
         result["window"] = pack(shares(layer.window_HTS))
     return result
+
+
+def _row_shares(layer: LayerView) -> np.ndarray:
+    """The weights where they sum to 1, else each one's share of their absolute values."""
+    assert layer.weights_HTS is not None
+    if layer.normalised:
+        return layer.weights_HTS
+    size_HTS = np.abs(layer.weights_HTS)
+    return size_HTS / np.maximum(size_HTS.sum(axis=-1, keepdims=True), 1e-30)

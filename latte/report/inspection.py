@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,8 @@ from torch import Tensor
 
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
-from latte.mixers import Mixer
-from latte.mixers.latte import LatteMixer
-from latte.mixers.layers import split_heads
+from latte.mixers import Mixer, View
+from latte.tokens import Tokens
 
 #: Longest text that is shown: the weights are quadratic in it.
 MAX_TOKENS = 512
@@ -26,7 +27,8 @@ class LayerView:
 
     mixer: str
     causal: bool
-    weights_HTS: np.ndarray | None  # p(s|t); None where the mechanism has none
+    weights_HTS: np.ndarray | None  # of token s for token t; None where the mechanism has none
+    normalised: bool = True  # the weights are p(s|t); else of any sign and size
     slots_THM: np.ndarray | None = None  # p(l|t); with a window, slot 0 is the window
     keys_THM: np.ndarray | None = None  # logits of p(s|l,t): a softmax over the s that t may see
     window_HTS: np.ndarray | None = None  # p_0(s|t), which slot 0 weighs
@@ -66,8 +68,8 @@ class Inspection:
             return None
         names = ", ".join(sorted({layer.mixer for layer in self.layers}))
         return (
-            f"there are no weights to show: the outputs of {names} are not weighted means of values "
-            "(the mixer is not normalised), so no share of them belongs to any one token"
+            f"there are no weights to show: the outputs of {names} are not weighted sums of values, "
+            "so no part of them belongs to any one token"
         )
 
 
@@ -90,9 +92,8 @@ def inspect_text(model: Any, tokenizer: Any, text: str, *, max_tokens: int = MAX
 
 def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "", dropped: int = 0) -> Inspection:
     """:func:`inspect_text` for a text that is tokens already, its first-token mark included."""
-    base: Any = model if hasattr(model, "layers") else getattr(model, "model", None)
-    blocks = list(getattr(base, "layers", []))
-    if not blocks or not all(isinstance(getattr(block, "mixer", None), Mixer) for block in blocks):
+    mixers = [module for module in model.modules() if isinstance(module, Mixer)]
+    if not mixers:
         raise UserError(f"a {type(model).__name__} is not made of mixers of this project: there is nothing to inspect")
     if ids.max() >= model.config.vocab_size:
         raise UserError(
@@ -104,39 +105,51 @@ def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "",
     try:
         with torch.no_grad():
             ids_BT = torch.from_numpy(ids)[None].to(model.device)
-            outputs = base(ids_BT, output_hidden_states=True, use_cache=False)
-            layers = tuple(
-                _look(block.mixer, block.mixer_norm(x_BTD))
-                for block, x_BTD in zip(blocks, outputs.hidden_states, strict=False)
-            )
+            with _inputs_of(mixers) as inputs:
+                outputs = model(ids_BT, use_cache=False)
+            layers = tuple(_look(mixer, *inputs[mixer]) for mixer in mixers)
             surprise = None
-            if hasattr(model, "lm_head"):
-                logits_TV = model.lm_head(outputs.last_hidden_state)[0, :-1].float()
-                nats = F.cross_entropy(logits_TV, ids_BT[0, 1:], reduction="none")
+            if getattr(outputs, "logits", None) is not None and outputs.logits.dim() == 3:
+                nats = F.cross_entropy(outputs.logits[0, :-1].float(), ids_BT[0, 1:], reduction="none")
                 surprise = np.pad(nats.cpu().numpy() / np.log(2.0), (1, 0))
     finally:
         model.train(was_training)
     return Inspection(_texts(tokenizer, ids.tolist()), layers, surprise, dropped, title)
 
 
-def _look(mixer: Mixer, x_BTD: Tensor) -> LayerView:
-    causal = not mixer.config.bidirectional
-    if not mixer.normalised:
-        return LayerView(mixer.name, causal, None)
-    weights = mixer.weights(x_BTD)
-    slots = None if weights.latents_BTHM is None else _array(weights.latents_BTHM[0])
-    keys = window = None
-    if isinstance(mixer, LatteMixer):
-        fed_BTD, _ = mixer.feed(x_BTD, None, None, None)
-        fed_BTD = fed_BTD if mixer.feed_norm is None else mixer.feed_norm(fed_BTD)
-        keys = _array(split_heads(mixer.latent_k_proj(fed_BTD), mixer.config.num_heads)[0])
-        if mixer.window is not None:
-            # The window's output is linear in the values, so unit vectors as values give its weights.
-            B, T = x_BTD.shape[:2]
-            units_BTGT = torch.eye(T, dtype=x_BTD.dtype, device=x_BTD.device)[:, None]
-            near_BTHS, _, _ = mixer.window(x_BTD, units_BTGT.expand(B, T, mixer.config.kv_heads, T), None, None, None)
-            window = _array(near_BTHS[0].transpose(0, 1))
-    return LayerView(mixer.name, causal, _array(weights.tokens_BHTS[0]), slots, keys, window)
+@contextmanager
+def _inputs_of(mixers: list[Mixer]) -> Iterator[dict[Mixer, tuple[Tensor, Tokens | None]]]:
+    """What mixers anywhere in a model are called with, while it reads."""
+    inputs: dict[Mixer, tuple[Tensor, Tokens | None]] = {}
+
+    def note(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("x_BTD", "state", "tokens"), args, strict=False)) | kwargs
+        inputs[mixer] = (given["x_BTD"], given.get("tokens"))
+
+    handles = [mixer.register_forward_pre_hook(note, with_kwargs=True) for mixer in mixers]
+    try:
+        yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _look(mixer: Mixer, x_BTD: Tensor, tokens: Tokens | None) -> LayerView:
+    views = mixer.look(x_BTD, tokens)
+
+    def array(name: str) -> np.ndarray | None:
+        return _array(views[name].values[0]) if name in views else None
+
+    weights = views.get("weights", View("weights", x_BTD, True))
+    return LayerView(
+        mixer.name,
+        not mixer.config.bidirectional,
+        array("weights"),
+        weights.normalised,
+        array("latents"),
+        array("latent_keys"),
+        array("window"),
+    )
 
 
 def _array(x: Tensor) -> np.ndarray:

@@ -238,9 +238,9 @@ def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: T
 
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
-    """A batch in the model's own words: models of others know segments by positions that start again."""
+    """A batch for any model: those of others recognise documents by positions that start again."""
     inner: Any = getattr(model, "module", model)
-    if getattr(inner.config, "model_type", "") == "latte":
+    if getattr(inner, "takes_documents", False):
         return batch
     place = torch.arange(batch["reset"].shape[1], device=batch["reset"].device)
     start = torch.where(batch["reset"], place, 0).cummax(dim=1).values

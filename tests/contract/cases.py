@@ -14,10 +14,12 @@ from unittest import mock
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from latte.mixers import Mixer, MixerConfig, build, mixer_class, names
+from latte.mixers import HeadMixer, Mixer, MixerConfig, build, mixer_class, names
+from latte.models import LatteCache, LatteConfig, LatteModel, ModelState
 from latte.state import State
+from latte.tokens import Tokens
 from tests.ops.helpers import generator, normal
 
 D, H = 8, 2
@@ -30,50 +32,125 @@ deterministic = settings(derandomize=True, database=None, deadline=None, max_exa
 seeds = st.integers(0, 10**6)
 
 
+class Subject(nn.Module):
+    """What the contract is run on: it carries its own count of tokens, so that cutting a row is passing a state on."""
+
+    name: str
+    bidirectional: bool
+    growth: str
+
+    def forward(
+        self, x: Tensor, state: ModelState | None = None, mask: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, ModelState | None]:
+        raise NotImplementedError("an abstract method")
+
+    def init_state(self, x: Tensor) -> ModelState:
+        raise NotImplementedError("an abstract method")
+
+    def step(self, x: Tensor, state: ModelState) -> tuple[Tensor, ModelState | None]:
+        y, after = self(x[:, None], state)
+        return y[:, 0], after
+
+
+class MixerSubject(Subject):
+    """A mixer alone."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer, self.name, self.bidirectional = mixer, mixer.name, mixer.config.bidirectional
+        self.growth = "none" if self.bidirectional else mixer.growth
+
+    def forward(
+        self, x: Tensor, state: ModelState | None = None, mask: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, ModelState | None]:
+        start = None if state is None else state.count_B
+        tokens = Tokens.of(x, mask=mask, reset=reset, start=start, where=f"mixer {self.name!r}")
+        y, after = self.mixer(x, None if state is None else state.layers[0][0], tokens)
+        return y, None if after is None else ModelState(((after,),), tokens.count_B)
+
+    def init_state(self, x: Tensor) -> ModelState:
+        return ModelState(((self.mixer.init_state(x),),), torch.zeros(x.shape[0], dtype=torch.long))
+
+
+class ModelSubject(Subject):
+    """Two layers of a mixer and an MLP on a residual stream."""
+
+    def __init__(self, model: LatteModel) -> None:
+        super().__init__()
+        self.model, self.bidirectional = model, model.config.bidirectional
+        self.name = model.config.mixer
+
+    def forward(
+        self, x: Tensor, state: ModelState | None = None, mask: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, ModelState | None]:
+        cache = None if self.bidirectional else LatteCache(state)
+        y = self.model(
+            inputs_embeds=x, attention_mask=mask, reset=reset, past_key_values=cache, use_cache=cache is not None
+        ).last_hidden_state
+        # What stands at padding is the stream itself: it says nothing about the mixers.
+        y = y if mask is None else torch.where(mask[..., None], y, 0.0)
+        return y, None if cache is None else cache.state
+
+    def init_state(self, x: Tensor) -> ModelState:
+        states = tuple(tuple(mixer.init_state(x) for mixer in block.mixers) for block in self.model.layers)
+        return ModelState(states, torch.zeros(x.shape[0], dtype=torch.long))
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A mixer's name and one of its ``examples``; keys of MixerConfig stand among the options."""
 
     name: str
     example: tuple[tuple[str, Any], ...]
+    layers: int = 0  # of a model; 0: the mixer alone
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.example)})"
+        options = ", ".join(f"{key}={value}" for key, value in self.example)
+        return f"{self.name}({options})" + ("" if not self.layers else f" x {self.layers}")
 
     @property
     def bidirectional(self) -> bool:
         return bool(dict(self.example).get("bidirectional", False))
 
-    def build(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Mixer:
-        """The mixer, small, with all its parameters moved away from where they start."""
-        cls, fields, options = mixer_class(self.name), {}, {}
+    def build(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+        """The mixer or model, small, with all its parameters moved away from where they start."""
+        fields: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for key, value in self.example:
             (fields if key in MixerConfig.__dataclass_fields__ else options)[key] = value
-        if "num_latents" in getattr(cls.Options, "__dataclass_fields__", {}):
-            options.setdefault("num_latents", 4 * H)
-        config = MixerConfig(hidden_size=D, num_heads=H, **fields, options=options)
         with torch.random.fork_rng(devices=[]):  # where the parameters start is drawn from torch's own generator
             torch.manual_seed(seed)
-            mixer = build(self.name, config).to(dtype)
+            subject = (self._model if self.layers else self._mixer)(fields, options).to(dtype).eval()
         g = generator(seed + 1)
         with torch.no_grad():
-            for parameter in mixer.parameters():
-                parameter.add_(0.5 * normal(g, *parameter.shape, dtype=dtype))
-        return mixer
+            for parameter in subject.parameters():
+                parameter.add_(0.5 * normal(g, *parameter.shape, dtype=parameter.dtype))
+        return subject
 
-    def build_all(self) -> dict[torch.dtype, Mixer]:
-        """The mixer in every dtype, for comparing its outputs at that dtype's tolerance."""
+    def _mixer(self, fields: dict[str, Any], options: dict[str, Any]) -> Subject:
+        fields = {"hidden_size": D, "num_heads": H, "intermediate_size": 2 * D, **fields}
+        return MixerSubject(build(self.name, MixerConfig(**fields, options=options)))
+
+    def _model(self, fields: dict[str, Any], options: dict[str, Any]) -> Subject:
+        renamed = {("num_attention_heads" if key == "num_heads" else key): value for key, value in fields.items()}
+        fields = {"hidden_size": D, "num_attention_heads": H, "intermediate_size": 2 * D, "vocab_size": 3, **renamed}
+        config = LatteConfig(mixer=self.name, mixer_options=options, num_hidden_layers=self.layers, **fields)
+        return ModelSubject(LatteModel(config))
+
+    def build_all(self) -> dict[torch.dtype, Any]:
+        """The subject in every dtype, for comparing its outputs at that dtype's tolerance."""
         return {torch.float64: self.build(), torch.float32: self.build_narrow()}
 
-    def build_narrow(self) -> Mixer:
-        """The mixer in float32, giving its heads where a norm of each would magnify what narrow numbers round off."""
-        mixer = self.build(torch.float32)
-        if _norms_heads(mixer):
-            mixer.project = types.MethodType(_heads, mixer)
-        return mixer
+    def build_narrow(self) -> Any:
+        """The subject in float32, giving heads where a norm of each would magnify what narrow numbers round off."""
+        subject = self.build(torch.float32)
+        for mixer in subject.modules():
+            if isinstance(mixer, HeadMixer) and not self.layers and _norms_heads(mixer):
+                mixer.project = types.MethodType(_heads, mixer)
+        return subject
 
 
-def _norms_heads(mixer: Mixer) -> bool:
+def _norms_heads(mixer: HeadMixer) -> bool:
     """Whether ``project`` is not linear in the heads, as with a norm of each.
 
     Such a norm magnifies rounding without bound where a head cancels to nearly 0: the equation itself, token by token
@@ -82,11 +159,11 @@ def _norms_heads(mixer: Mixer) -> bool:
     through; in float64, as a whole.
     """
     x = inputs(0, 1, 2, torch.float32)
-    y, _ = mixer.mix(x, None, None, None, None)
+    y, _ = mixer.mix_heads(x, mixer.values(x), None, Tokens.of(x))
     return not torch.allclose(mixer.project(2 * y, x), 2 * mixer.project(y, x))
 
 
-def _heads(mixer: Mixer, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
+def _heads(mixer: HeadMixer, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
     return y_BTHV.flatten(2)
 
 
@@ -94,6 +171,14 @@ def cases(name: str | None = None) -> list[Case]:
     """Every example of every registered mixer, or of one."""
     wanted = names() if name is None else [name]
     return [Case(n, tuple(example.items())) for n in wanted for example in mixer_class(n).examples]
+
+
+def model_cases(name: str | None = None) -> list[Case]:
+    """A two-layer model of every mixer, or of one, in each of its directions."""
+    first: dict[tuple[str, bool], Case] = {}
+    for case in cases(name):
+        first.setdefault((case.name, case.bidirectional), dataclasses.replace(case, layers=2))
+    return list(first.values())
 
 
 @contextmanager
@@ -111,7 +196,7 @@ def inputs(seed: int, B: int, T: int, dtype: torch.dtype = torch.float64) -> Ten
 
 
 def pieces(
-    mixer: Mixer,
+    mixer: Subject,
     x: Tensor,
     cuts: Any,
     state: State | None = None,
@@ -133,12 +218,12 @@ def pieces(
     return torch.cat(outputs, dim=1), state
 
 
-def after(mixer: Mixer, seed: int, B: int, T: int, dtype: torch.dtype = torch.float64) -> State:
+def after(mixer: Subject, seed: int, B: int, T: int, dtype: torch.dtype = torch.float64) -> State:
     """A state that has read ``T`` tokens."""
     return mixer(inputs(seed, B, T, dtype))[1].detach()
 
 
-def steps(mixer: Mixer, x: Tensor, state: State) -> tuple[Tensor, State]:
+def steps(mixer: Subject, x: Tensor, state: State) -> tuple[Tensor, State]:
     outputs = []
     for t in range(x.shape[1]):
         y, state = mixer.step(x[:, t], state)

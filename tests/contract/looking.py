@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from latte.mixers import Mixer
+from latte.layers.marks import marks_of
+from latte.tokens import Tokens
 from tests.contract.cases import (
     SHORT,
     Case,
     H,
+    Subject,
     after,
     deterministic,
     inputs,
@@ -26,8 +27,11 @@ from tests.ops.helpers import assert_close, assert_states_close, flags, generato
 
 
 def check_weights(case: Case) -> None:
-    """A normalised mixer shows p(s|t): nonnegative, summing to 1, 0 where t must not look, giving the output."""
-    mixer = case.build()
+    """Where heads are linear in the values, the weights are 0 where t must not look and give the output.
+
+    A normalised mixer's are p(s|t) besides: nonnegative, summing to 1.
+    """
+    mixer = case.build().mixer
 
     @deterministic
     @given(T=st.sampled_from(SHORT), seed=seeds, masked=st.booleans(), documents=st.booleans())
@@ -36,30 +40,35 @@ def check_weights(case: Case) -> None:
         mask = flags(g, B, T, 0.7) if masked else None
         reset = flags(g, B, T, 0.2) if documents else None
         x = inputs(seed, B, T)
-        tokens, values, latents = mixer.weights(x, mask=mask, reset=reset)
-        real = torch.ones(B, T, dtype=torch.bool) if mask is None else mask
-        document = torch.zeros(B, T, dtype=torch.long) if reset is None else reset.long().cumsum(1)
-        seen = (document[:, :, None] == document[:, None, :]) & real[:, None, :] & real[:, :, None]
-        if not case.bidirectional:
-            seen = seen.tril()
-        assert tokens.shape == (B, H, T, T)
-        assert (tokens >= 0).all()
-        assert (tokens[~seen[:, None].expand_as(tokens)] == 0).all()
-        assert_close(tokens.sum(-1), real[:, None].double().expand(B, H, T).contiguous(), what="sums of weights")
+        tokens = Tokens.of(x, mask=mask, reset=reset)
+        view = mixer.look(x, tokens)["weights"]
+        real, seen = tokens.real_BT, tokens.seen_BTS(causal=not case.bidirectional) & tokens.real_BT[:, :, None]
+        assert view.kind == "weights"
+        assert view.values.shape == (B, H, T, T)
+        assert (view.values[~seen[:, None].expand_as(view.values)] == 0).all()
+        assert view.normalised == mixer.normalised
+        if mixer.normalised:
+            assert (view.values >= 0).all()
+            sums = real[:, None].double().expand(B, H, T).contiguous()
+            assert_close(view.values.sum(-1), sums, what="sums of weights")
+        values = mixer.values(x)
         values = values.repeat_interleave(H // values.shape[2], dim=2)
-        y = mixer.project(torch.einsum("bhts,bshv->bthv", tokens, values), x)
-        assert_close(y, mixer(x, mask=mask, reset=reset)[0], what="weights @ values, projected")
-        if latents is not None:
-            assert latents.shape[:3] == (B, T, H)
-            assert (latents >= 0).all()
-            assert_close(latents.sum(-1)[real], torch.ones_like(latents.sum(-1)[real]), what="sums of p(l|t)")
+        y = mixer.project(torch.einsum("bhts,bshv->bthv", view.values, values), x)
+        assert_close(y, mixer(x, tokens=tokens)[0], what="weights @ values, projected")
 
     run()
 
 
-def check_weights_are_denied(case: Case) -> None:
-    with pytest.raises(ValueError, match="is not normalised: it has no weights to show"):
-        case.build().weights(inputs(0, 1, 2))
+def check_views(case: Case) -> None:
+    """Everything else there is to look at has a token's shape, and sums to 1 where it says so."""
+    mixer, x = case.build().mixer, inputs(0, 2, 9)
+    for name, view in mixer.look(x).items():
+        assert torch.isfinite(view.values).all(), name
+        lead = (2, H, 9) if view.kind == "weights" else (2, 9)
+        assert view.values.shape[: len(lead)] == lead, name
+        if view.normalised:
+            assert (view.values >= 0).all(), name
+            assert_close(view.values.sum(-1), torch.ones_like(view.values.sum(-1)), what=name)
 
 
 # 9. torch.compile.
@@ -106,9 +115,28 @@ def check_compiled_gradients(case: Case) -> None:
     assert_close(gradients, expected)
 
 
-def compile_inputs(case: Case, mixer: Mixer, T: int) -> tuple[Tensor, dict[str, Any]]:
+def compile_inputs(case: Case, mixer: Subject, T: int) -> tuple[Tensor, dict[str, Any]]:
     g = generator(T)
     kwargs: dict[str, Any] = {"mask": flags(g, 2, T, 0.8), "reset": flags(g, 2, T, 0.1)}
     if not case.bidirectional:
         kwargs["state"] = after(mixer, 1, 2, 5, torch.float32)
     return inputs(0, 2, T, torch.float32), kwargs
+
+
+def check_marks(case: Case) -> None:
+    """Cast to bfloat16, what is marked stays in float32 to the last bit, and the mixer still reads."""
+    wide = case.build(torch.float32)
+    narrow = case.build(torch.float32).to(torch.bfloat16)
+    marks = {name: mark for name, mark in marks_of(wide).items() if mark.float32}
+    for (name, parameter), (_, before) in zip(narrow.named_parameters(), wide.named_parameters(), strict=True):
+        if name in marks:
+            assert parameter.dtype == torch.float32, name
+            assert torch.equal(parameter, before), name
+        else:
+            assert parameter.dtype == torch.bfloat16, name
+    x = inputs(0, 2, 7, torch.bfloat16)
+    y, state = narrow(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.isfinite(y).all()
+    if state is not None:
+        assert narrow(x, state)[0].dtype == torch.bfloat16

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from latte.ops.scan import ScanState
-from latte.state import State
+from latte.state import State, state
+from latte.tokens import Tokens
 from tests.contract.cases import (
     Case,
     D,
@@ -20,6 +20,14 @@ from tests.contract.cases import (
     steps,
 )
 from tests.ops.helpers import assert_close, assert_states_close
+
+
+@state
+class ForeignState(State):
+    """Of no mechanism."""
+
+    h_BD: Tensor
+
 
 # 7. States as values.
 
@@ -66,10 +74,10 @@ def check_state_rows(case: Case) -> None:
 def check_foreign_states_are_refused(case: Case) -> None:
     mixer = case.build(torch.float32)
     x, state = inputs(0, 2, 3, torch.float32), after(mixer, 0, 2, 3, torch.float32)
-    with pytest.raises(ValueError, match=r"is a ScanState, expected an? \w+"):
-        mixer(x, state=ScanState(torch.zeros(2, D)))
+    with pytest.raises(ValueError, match=r"is a ForeignState, expected an? \w+"):
+        mixer.mixer(x, ForeignState(torch.zeros(2, D)))
     with pytest.raises(ValueError, match=r"has shape \(3, .*expected \(2, "):
-        mixer(x, state=after(mixer, 0, 3, 3, torch.float32))
+        mixer.mixer(x, after(mixer, 0, 3, 3, torch.float32).layers[0][0])
     with pytest.raises(ValueError, match=r"torch.float16.*, expected .*torch.float(32|64)"):
         mixer(x, state=state.map(lambda t: t.half() if t.is_floating_point() else t))
     with pytest.raises(ValueError, match=r"on meta, expected .*cpu"):
@@ -79,7 +87,7 @@ def check_foreign_states_are_refused(case: Case) -> None:
 def check_states_of_no_use_are_refused(case: Case) -> None:
     """A bidirectional mixer has no state to continue from."""
     with pytest.raises(ValueError, match="a state was given, expected none: it is bidirectional"):
-        case.build()(inputs(0, 2, 3), state=ScanState(torch.zeros(2, D)))
+        case.build().mixer(inputs(0, 2, 3), ForeignState(torch.zeros(2, D)))
 
 
 def check_bad_inputs_are_refused(case: Case) -> None:
@@ -91,10 +99,26 @@ def check_bad_inputs_are_refused(case: Case) -> None:
         (r"x has dtype torch.int64, expected a floating-point dtype", x.long(), {}),
         (r"mask has shape \(2, 4\), expected \(B=2, T=3\)", x, {"mask": torch.ones(2, 4, dtype=torch.bool)}),
         (r"mask has dtype torch.float32, expected torch.bool", x, {"mask": torch.ones(2, 3)}),
-        (r"mask is on meta, but x is on cpu", x, {"mask": torch.ones(2, 3, dtype=torch.bool, device="meta")}),
+        (r"mask is on meta, but the input is on cpu", x, {"mask": torch.ones(2, 3, dtype=torch.bool, device="meta")}),
         (r"reset has shape \(1, 3\), expected \(B=2, T=3\)", x, {"reset": torch.ones(1, 3, dtype=torch.bool)}),
         (r"reset has dtype torch.int64, expected torch.bool", x, {"reset": torch.ones(2, 3, dtype=torch.long)}),
     ]
     for message, tensor, kwargs in wrong:
         with pytest.raises(ValueError, match=f"mixer '{case.name}': {message}"):
             mixer(tensor, **kwargs)
+    with pytest.raises(ValueError, match=rf"mixer '{case.name}': tokens are of shape \(2, 4\), expected \(2, 3\)"):
+        mixer.mixer(x, tokens=Tokens.of(inputs(0, 2, 4)))
+
+
+def check_a_state_without_a_count(case: Case) -> None:
+    """Called with a state alone, a mixer that needs the number of tokens read says so; the others don't need it."""
+    mixer, x = case.build().mixer, inputs(0, 2, 9)
+    tokens = Tokens.of(x[:, 5:], start=torch.tensor([5, 5]))
+    _, state = mixer(x[:, :5])
+    wanted, _ = mixer(x[:, 5:], state, tokens)
+    try:
+        found, _ = mixer(x[:, 5:], state)
+    except ValueError as error:
+        assert "without the number of tokens it has read" in str(error)  # noqa: PT017  (either is right)
+    else:
+        assert torch.equal(found, wanted)

@@ -3,11 +3,11 @@
 import pytest
 
 from latte.mixers import mixer_class, names
-from tests.contract.cases import Case, cases
+from tests.contract.cases import Case, cases, model_cases
 from tests.contract.checks import checks
 from tests.contract.looking import check_compile, check_compiled_gradients
 
-PAIRS = [(case, check) for case in cases() for check in checks(case)]
+PAIRS = [(case, check) for case in [*cases(), *model_cases()] for check in checks(case)]
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,16 @@ def test_contract(case, check):
     check(case)
 
 
-@pytest.mark.parametrize("case", [Case("latte", ()), Case("linear", (("bidirectional", True),))], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case("latte", (("num_latents", 8),)), Case("linear", (("bidirectional", True),))], ids=str
+)
 def test_compiled_to_machine_code(case):
     check_compile(case, "inductor")
 
 
-@pytest.mark.parametrize("case", [Case("latte", (("feed", "rglru"), ("window", 3))), Case("gla", ())], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case("latte", (("num_latents", 8), ("feed", "rglru"), ("window", 3))), Case("gla", ())], ids=str
+)
 @pytest.mark.usefixtures("each_backend")
 def test_compiled_gradients(case):
     check_compiled_gradients(case)
@@ -43,4 +47,4 @@ def test_every_option_of_latte_has_an_example():
     """Beside the defaults: each option appears with another value somewhere."""
     options = mixer_class("latte").Options.__dataclass_fields__
     varied = {key for case in cases("latte") for key, value in case.example}
-    assert set(options) - {"num_latents"} <= varied
+    assert set(options) <= varied

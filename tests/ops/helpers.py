@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from latte import ops
-from latte.ops.backends import NATIVE_OPS
+from latte.models import ModelState
+from latte.ops.registry import NATIVE_OPS
 from latte.state import State
+from latte.tokens import Tokens
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 #: One token, odd lengths, and both sides of the edges of sub-blocks (16), chunks and runs (64).
@@ -67,8 +69,20 @@ class Causal(NamedTuple):
     make: Callable[[torch.Generator, int, int, torch.dtype], list[Tensor]]
     call: Callable[..., tuple[Tensor, Any]]
 
-    def run(self, inputs: list[Tensor], backend: str | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
-        return self.call(*inputs, backend=backend, **kwargs)
+    def run(
+        self,
+        inputs: list[Tensor],
+        backend: str | None = None,
+        state: ModelState | None = None,
+        mask: Tensor | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, ModelState]:
+        """Outputs, and the state with the number of tokens that it has read."""
+        start = None if state is None else state.count_B
+        tokens = Tokens.of(inputs[0], mask=mask, reset=reset, start=start)
+        before = None if state is None else state.layers[0][0]
+        y, *_, after = self.call(*inputs, backend=backend, state=before, tokens=tokens)
+        return y, ModelState(((after,),), tokens.count_B)
 
     @property
     def backends(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from latte.errors import UserError
-from latte.mixers.layers import split_heads
+from latte.layers.linear import split_heads
 
 #: Rotary encodings whose frequencies stay the same whatever the length of the text.
 STEADY_ROTARY = ("default", "linear", "llama3", "yarn")

@@ -1,12 +1,11 @@
 """Kernels in C++ for the CPU, registered as torch operators (fake tensors, gradients, torch.compile).
 
 Where the library was not built, `available()` is False and `describe()` says why; the functions then raise
-RuntimeError. Importing this package tells `latte.ops` which ops have a kernel.
+RuntimeError. Ops name their kernel where they are registered (latte/ops/registry.py).
 """
 
-from latte.ops.backends import NATIVE_OPS
 from latte.ops.native.decay import decay_attention
-from latte.ops.native.decode import Near, macchiato_step, rotary_speeds
+from latte.ops.native.decode import WindowStep, macchiato_step, rotary_speeds
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
 from latte.ops.native.pointwise import rms_norm, rotate, swiglu
@@ -33,10 +32,10 @@ __all__ = [
     "LayerOptions",
     "LayerState",
     "LayerWeights",
-    "Near",
     "Sizes",
     "StateLayout",
     "TokenModel",
+    "WindowStep",
     "available",
     "causal_latte",
     "decay_attention",
@@ -55,7 +54,3 @@ __all__ = [
     "token_step",
     "window_attention",
 ]
-
-if available():
-    NATIVE_OPS.update(("causal_latte", "decay_attention", "diagonal_scan", "rglru", "window_attention"))
-    NATIVE_OPS.update(("macchiato_step", "products", "rms_norm", "rotate", "swiglu", "token_step"))

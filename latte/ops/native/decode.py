@@ -13,7 +13,7 @@ from torch import Tensor
 from latte.ops.native import library
 
 
-class Near(NamedTuple):
+class WindowStep(NamedTuple):
     """The window's part: unrotated queries (B, H, K) and keys (B, G, K), and its state."""
 
     q: Tensor
@@ -38,7 +38,7 @@ def macchiato_step(
     v: Tensor,
     log_norm: Tensor,
     mean: Tensor,
-    near: Near | None = None,
+    window: WindowStep | None = None,
     mask: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...] | None]:
@@ -56,26 +56,26 @@ def macchiato_step(
     mask, reset = (None if x is None else x.contiguous() for x in (mask, reset))
     y, log_norm1, mean1 = v.new_empty((B, H, V)), torch.empty_like(log_norm), torch.empty_like(mean)
     inputs: list[int] = [slots.data_ptr(), slots.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)]
-    if near is None:
+    if window is None:
         K, R, N, rope, coupled, exact_from, scale, softcap, stretch = 1, 0, 0, 0, 0, 0, 1.0, 0.0, 1.0
         inputs += (0,) * 6
         old = new = [0] * 5
         after = None
     else:
-        K, R, N = near.q.shape[-1], near.ring_keys.shape[1], near.sink_keys.shape[1]
-        rope, coupled, exact_from = int(near.speeds is not None), int(near.coupled), near.exact_from
-        scale, softcap, stretch = near.scale or K**-0.5, near.softcap or 0.0, near.stretch
-        q, key = _row(near.q), _row(near.k)
+        K, R, N = window.q.shape[-1], window.ring_keys.shape[1], window.sink_keys.shape[1]
+        rope, coupled, exact_from = int(window.speeds is not None), int(window.coupled), window.exact_from
+        scale, softcap, stretch = window.scale or K**-0.5, window.softcap or 0.0, window.stretch
+        q, key = _row(window.q), _row(window.k)
         inputs += [q.data_ptr(), q.stride(0), key.data_ptr(), key.stride(0)]
-        inputs += [library.pointer(near.slot_bias), library.pointer(near.speeds)]
-        before = [x.contiguous() for x in near[2:7]]
+        inputs += [library.pointer(window.slot_bias), library.pointer(window.speeds)]
+        before = [x.contiguous() for x in window[2:7]]
         after = tuple(torch.empty_like(x) for x in before)
         old, new = [x.data_ptr() for x in before], [x.data_ptr() for x in after]
     library.kernel("decode")(
         (
             *library.header(mean),
             *(B, H, G, M, K, V, R, N, R),
-            *(int(near is not None), rope, coupled, exact_from),
+            *(int(window is not None), rope, coupled, exact_from),
             *struct.unpack("qqq", struct.pack("ddd", scale, softcap, stretch)),
             *inputs,
             y.data_ptr(),

@@ -132,7 +132,7 @@ Latte.inspector = (holder, data) => {
   const controls = el('div', { class: 'controls' });
   const layerChoice = Latte.choice('Layer', data.layers.map((layer, index) => ({
     value: String(index), label: String(index + 1), disabled: !layer.heads,
-    title: layer.heads ? layer.mixer : `${layer.mixer} is not normalised: it has no weights to show`,
+    title: layer.heads ? layer.mixer : `${layer.mixer} has no weights to show`,
   })), String(state.layer), (value) => choose({ layer: Number(value), slot: null }));
   let headChoice = null;
   let partChoice = null;
@@ -196,7 +196,7 @@ Latte.inspector = (holder, data) => {
     });
     const what = state.slot !== null
       ? (weights.window && state.slot === 0 ? 'p₀(s|t), what the window reads' : `p(s|l,t), what latent ${state.slot + 1 - weights.window} reads`)
-      : { all: 'p(s|t)', window: 'the window’s part, p(0|t) p₀(s|t)', latents: 'the latents’ part, Σ p(l|t) p(s|l,t)' }[state.part];
+      : { all: weights.layer.signed ? '|w(t,s)|, each token’s share of the absolute weights' : 'p(s|t)', window: 'the window’s part, p(0|t) p₀(s|t)', latents: 'the latents’ part, Σ p(l|t) p(s|l,t)' }[state.part];
     const output = holder.querySelector('.sum');
     output.dataset.sum = sum.toFixed(6);
     output.textContent = `Shaded: ${what}; over all positions it sums to ${sum.toFixed(3)}.`;

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from latte.mixers.base import MixerConfig
-from latte.mixers.layers import Linear, split_heads
-from latte.mixers.rotary import Rotary, rotary
-from latte.ops import WindowState, native
-from latte.ops.tokens import positions
-from latte.ops.window import window_attention_and_norm
+from latte.layers.config import MixerConfig
+from latte.layers.linear import Linear, split_heads
+from latte.layers.rotary import Rotary, rotary
+from latte.ops import WindowState, window_attention
 from latte.shapes import require_divides
-from latte.state import State
+from latte.tokens import Tokens
 
 
 class Window(nn.Module):
@@ -50,51 +47,30 @@ class Window(nn.Module):
 
     @property
     def rotary(self) -> Rotary:
-        assert self._rotary is not None, "a window with rope; of a pretrained model, once the model has told it"
+        assert self._rotary is not None, "a window with rope; a pretrained model sets it before the first token"
         return self._rotary
 
     def init_state(self, like_BTD: Tensor) -> WindowState:
         width = self.config.width
         return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
 
-    def near(
-        self, q_BHK: Tensor, k_BGK: Tensor, state: WindowState, slot_bias: Tensor | None, coupled: bool
-    ) -> native.Near:
-        """One token's part in the fused step of a whole layer."""
-        rings = (state.keys_BRGK, state.values_BRGV, state.sink_keys_BNGK, state.sink_values_BNGV, state.count_B)
-        if not self.rope:
-            return native.Near(q_BHK, k_BGK, *rings, None, self.softcap, slot_bias, coupled, self.scale)
-        turning = self.rotary
-        speeds = native.rotary_speeds(turning.frequencies)
-        angles = (turning.stretch, turning.rounded_below)
-        return native.Near(q_BHK, k_BGK, *rings, speeds, self.softcap, slot_bias, coupled, self.scale, *angles)
-
     def forward(
-        self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, mask: Tensor | None, reset: Tensor | None
-    ) -> tuple[Tensor, Tensor, State | None]:
+        self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, tokens: Tokens
+    ) -> tuple[Tensor, Tensor, WindowState | None]:
         """Means of values (B, T, H, V), logs of their normalisers (B, T, H), and the state after these tokens."""
-        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, mask, reset)
+        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, tokens)
 
     def attend(
-        self,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGV: Tensor,
-        state: WindowState | None,
-        mask: Tensor | None,
-        reset: Tensor | None,
-    ) -> tuple[Tensor, Tensor, State | None]:
+        self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, state: WindowState | None, tokens: Tokens
+    ) -> tuple[Tensor, Tensor, WindowState | None]:
         """The same, given queries and keys."""
         sink_query = None
-        if self.rope and state is None and mask is None and reset is None and not self.sinks:
-            q_BTHK, k_BTGK = (self.rotary.turn_from_start(x) for x in (q_BTHK, k_BTGK))
-        elif self.rope:
-            start_B = q_BTHK.new_zeros(q_BTHK.shape[0], dtype=torch.long) if state is None else state.count_B
-            place_BT, _ = positions(q_BTHK, mask, reset, start_B)
+        if self.rope:
             if self.sinks:
-                sink_query = self.rotary.turn(q_BTHK, place_BT.clamp(max=self.sinks + self.size))
-            q_BTHK, k_BTGK = (self.rotary.turn(x, place_BT) for x in (q_BTHK, k_BTGK))
-        return window_attention_and_norm(
+                nearest = tokens.place_BT.clamp(max=self.sinks + self.size)
+                sink_query = self.rotary.turn_to(q_BTHK, nearest)
+            q_BTHK, k_BTGK = (self.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
+        return window_attention(
             q_BTHK,
             k_BTGK,
             v_BTGV,
@@ -104,7 +80,6 @@ class Window(nn.Module):
             softcap=self.softcap,
             sinks=self.sinks,
             sink_query=sink_query,
-            mask=mask,
-            reset=reset,
             state=state,
+            tokens=tokens,
         )

@@ -12,24 +12,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from latte.mixers.feeds import RGLRUState
+from latte.decode.guard import globally_hooked
+from latte.decode.plan import Plan, PlanMaker
 from latte.mixers.latte import LatteMixerState
 from latte.models.cache import LatteCache, ModelState
-from latte.models.plan import Plan, PlanMaker, Unfit
+from latte.models.engine import Anatomy, Unfit
 from latte.ops import ConvState, LatteState, ScanState, WindowState, native
-from latte.ops.backends import choose_backend
+from latte.ops.registry import kernels_serve
 from latte.state import State, require_state
 
 
-class _Rows:
-    """What the kernel is told of states of so many rows."""
+class _Layout:
+    """Where the kernel finds the states of so many rows of a batch."""
 
     def __init__(self, plan: Plan, states: Sequence[native.LayerState], batch: int) -> None:
         self._plan, self._batch = weakref.ref(plan), batch  # a state does not keep the model
         self.layout = native.StateLayout(states)
-        self.table = plan.told.table(self.layout)
+        self.table = plan.arguments.table(self.layout)
 
     def serve(self, plan: Plan, batch: int) -> bool:
         return self._plan() is plan and self._batch == batch
@@ -62,13 +62,13 @@ class _Rings:
 class _Block:
     """The states of all layers in blocks of memory, as the kernel writes them and reads them at the next token."""
 
-    def __init__(self, rows: _Rows, memory: Tensor, start_B: Tensor, tokens: int) -> None:
+    def __init__(self, rows: _Layout, memory: Tensor, start_B: Tensor, tokens: int) -> None:
         self.rows, self.memory = rows, memory
         self.tokens, self._start_B = tokens, start_B  # read since the counts were `start_B`
         self.rings: _Rings
 
     @classmethod
-    def first(cls, rows: _Rows, states: Sequence[native.LayerState], count_B: Tensor) -> _Block:
+    def first(cls, rows: _Layout, states: Sequence[native.LayerState], count_B: Tensor) -> _Block:
         memory, rings = rows.layout.pack(states)
         block = cls(rows, memory, count_B, 0)
         block.rings = _Rings(rings)
@@ -84,26 +84,26 @@ class _Block:
             block.rings.join(block, None)
         return block
 
-    # Whoever looks, and be it in inference mode, leaves tensors that are good for everything.
+    # Tensors made in inference mode could not be used for training afterwards.
     @torch.inference_mode(False)
-    def layers(self) -> tuple[State, ...]:
-        return tuple(map(_state, self.rows.layout.unpack(self.memory, self.rings.memory)))
+    def layers(self) -> tuple[tuple[State, ...], ...]:
+        return tuple((_state(tensors),) for tensors in self.rows.layout.unpack(self.memory, self.rings.memory))
 
     @torch.inference_mode(False)
     def counts(self) -> Tensor:
         return self._start_B + self.tokens
 
 
-class TokenStep:
+class TokenEngine:
     """A model for inputs of one token a row: its layers and last norm, or all of it with embedding and head."""
 
-    def __init__(self, maker: type[PlanMaker] = PlanMaker) -> None:
-        self._maker = maker
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
         self._plans: dict[bool, Plan] = {}  # with a head and without
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
-        return TokenStep(self._maker).__dict__
+        return TokenEngine(self._anatomy).__dict__
 
     def hidden(self, body: nn.Module, x_B1D: Tensor, cache: LatteCache) -> Tensor | None:
         """Embedded tokens through ``body.layers`` and ``body.norm``, the cache one token further.
@@ -116,7 +116,7 @@ class TokenStep:
         if x_B1D.shape[1] != 1 or not _serves(x_B1D, cache):
             return None
         plan = self._plan_for(body, None)
-        if plan is None or plan.dtype != x_B1D.dtype or plan.told.sizes.width != x_B1D.shape[2]:
+        if plan is None or plan.dtype != x_B1D.dtype or plan.arguments.sizes.width != x_B1D.shape[2]:
             return None
         return self._step(plan, x_B1D, cache)
 
@@ -125,9 +125,9 @@ class TokenStep:
         if ids_B1.dtype != torch.long or not _serves(ids_B1, cache):
             return None
         plan = self._plan_for(body, head)
-        if plan is None or plan.told.embedding is None:
+        if plan is None or plan.arguments.embedding is None:
             return None
-        known = range(plan.told.embedding.shape[0])
+        known = range(plan.arguments.embedding.shape[0])
         if not all(word in known for (word,) in ids_B1.tolist()):
             return None  # the embedding itself says so best
         return self._step(plan, ids_B1, cache)
@@ -139,64 +139,65 @@ class TokenStep:
         if not isinstance(block, _Block) or not block.rows.serve(plan, x.shape[0]):
             block = self._block(plan, x.shape[0], cache)
         after = block.next()
-        y = native.token_step(plan.told, x, block.rows.table, block.memory, after.memory, after.rings.memory)
-        cache.replace(ModelState.held(after), 1)
+        y = native.token_step(plan.arguments, x, block.rows.table, block.memory, after.memory, after.rings.memory)
+        cache.replace(ModelState.stored_in(after), 1)
         return y
 
     def _block(self, plan: Plan, batch: int, cache: LatteCache) -> _Block:
         """The cache's state in a block of memory. The state itself moves there: coming back to it costs nothing."""
-        like_B1D = plan.told.norm.new_empty(batch, 1, plan.told.sizes.width)
+        like_B1D = plan.arguments.norm.new_empty(batch, 1, plan.arguments.sizes.width)
         state, states = cache.state, cache.states_for(like_B1D, len(plan.blocks))
         assert state is not None
         assert states is not None
         for block, layer in zip(plan.blocks, states, strict=True):
-            require_state("mixer 'latte'", layer, self._maker.mixer_of(block).expected_state(like_B1D))
-        tensors = [_tensors(layer) for layer in states]
-        made = _Block.first(_Rows(plan, tensors, batch), tensors, state.count_B)
+            (mixed,) = layer
+            require_state("mixer 'latte'", mixed, self._anatomy.mixer_of(block).expected_state(like_B1D))
+        tensors = [_tensors(mixed, state.count_B) for (mixed,) in states]
+        made = _Block.first(_Layout(plan, tensors, batch), tensors, state.count_B)
         inference = torch.is_inference_mode_enabled()
         if not any(tensor.requires_grad or tensor.is_inference() != inference for _, tensor in state.tensors()):
-            state.hold(made)  # nothing but the numbers would be lost
+            state.move_to(made)  # nothing but the numbers would be lost
         return made
 
     def _plan_for(self, body: nn.Module, head: nn.Module | None) -> Plan | None:
         """The last plan if it still holds, or a new one, or None if there can be none."""
         plan = self._plans.get(head is not None)
-        if plan is None or plan.body() is not body or plan.head is not head or not plan.holds():
+        if plan is None or plan.body() is not body or plan.head is not head or not plan.guard.holds():
             self._plans.pop(head is not None, None)  # or it would keep weights that were replaced
             try:
-                plan = self._maker(next(body.parameters()).dtype).plan(body, head)
+                plan = PlanMaker(self._anatomy, next(body.parameters()).dtype).plan(body, head)
             except Unfit:
                 return None
-            if not plan.holds():
+            if not plan.guard.holds():
                 return None
             self._plans[head is not None] = plan
-        return plan if choose_backend("token_step", None, plan.told.norm) == "native" else None
+        return plan if kernels_serve(plan.arguments.norm) else None
 
 
 def _serves(x: Tensor, cache: LatteCache) -> bool:
     if cache.state is None or x.shape[0] > native.FEW_ROWS or type(x) is not Tensor or x.device.type != "cpu":
         return False
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _global_forward_hooks or _global_forward_pre_hooks:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or globally_hooked():
         return False
     return not torch.is_autocast_enabled("cpu")
 
 
-def _tensors(state: Any) -> native.LayerState:
-    """A layer's state in the kernel's order."""
+def _tensors(state: Any, count_B: Tensor) -> native.LayerState:
+    """A layer's state in the kernel's order; the kernel keeps a count of tokens for feed and window each."""
     feed, latents, window = state.feed, state.latents, state.window
-    fed: native.LayerState = (None, None)
-    if isinstance(feed, RGLRUState):
-        fed = (feed.scan.h_BD, feed.count_B)
+    before: native.LayerState = (None, None)
+    if isinstance(feed, ScanState):
+        before = (feed.h_BD, count_B)
     elif isinstance(feed, ConvState):
-        fed = (feed.tail_BKD, None)
-    near: native.LayerState = (None,) * 5
+        before = (feed.tail_BKD, None)
+    ring: native.LayerState = (None,) * 5
     if window is not None:
-        near = (window.keys_BRGK, window.values_BRGV, window.sink_keys_BNGK, window.sink_values_BNGV, window.count_B)
-    return (*fed, latents.log_norm_BHM, latents.mean_BHMV, *near)
+        ring = (window.keys_BRGK, window.values_BRGV, window.sink_keys_BNGK, window.sink_values_BNGV, count_B)
+    return (*before, latents.log_norm_BHM, latents.mean_BHMV, *ring)
 
 
 def _state(tensors: Any) -> State:
-    fed, count_B, log_norm_BHM, mean_BHMV, *near = tensors
-    feed = None if fed is None else ConvState(fed) if count_B is None else RGLRUState(ScanState(fed), count_B)
-    window = None if near[0] is None else WindowState(*near)
+    recurrent, count_B, log_norm_BHM, mean_BHMV, *ring = tensors
+    feed = None if recurrent is None else ConvState(recurrent) if count_B is None else ScanState(recurrent)
+    window = None if ring[0] is None else WindowState(*ring[:4])
     return LatteMixerState(feed, LatteState(log_norm_BHM, mean_BHMV), window)

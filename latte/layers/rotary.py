@@ -1,4 +1,4 @@
-"""Rotary position encoding: queries and keys turned by their place, so that products see only distances."""
+"""Rotary position encoding: queries and keys turned by their place, so that products depend on distances only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from latte.ops.pointwise import rotate_pairs
+from latte.tokens import Tokens
 
 _TABLES: dict[tuple, tuple[Tensor, Tensor]] = {}
 
@@ -23,21 +24,28 @@ class Rotary:
     stretch: float = 1.0
     rounded_below: int = 0
 
-    def turn(self, x_BTHK: Tensor, place_BT: Tensor) -> Tensor:
+    def turn(self, x_BTHK: Tensor, tokens: Tokens) -> Tensor:
         """Each token by its place."""
+        if tokens.from_start and not torch.compiler.is_compiling():
+            return rotate_pairs(x_BTHK, *self._table(tokens.length, x_BTHK))
+        angles = tokens.shared(("rotary", self, x_BTHK.dtype), lambda: self._angles(tokens.place_BT, x_BTHK.dtype))
+        return rotate_pairs(x_BTHK, *angles)
+
+    def turn_to(self, x_BTHK: Tensor, place_BT: Tensor) -> Tensor:
+        """Each token by a given place instead of its own."""
         return rotate_pairs(x_BTHK, *self._angles(place_BT, x_BTHK.dtype))
 
-    def turn_from_start(self, x_BTHK: Tensor) -> Tensor:
-        """As :meth:`turn` for places 0, 1, 2, ..., from a table that is kept: the common case of training."""
-        T, device = x_BTHK.shape[1], x_BTHK.device
-        if torch.compiler.is_compiling():
-            return self.turn(x_BTHK, torch.arange(T, device=device)[None])
-        key = (self, device, x_BTHK.dtype)
+    def _table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles of places 0, 1, 2, ... from a table that is kept between calls: the common case of training."""
+        if torch._C._len_torch_dispatch_stack() or type(like) is not Tensor:  # a table of fake tensors must not be kept
+            return self._angles(torch.arange(length, device=like.device)[None], like.dtype)
+        key = (self, like.device, like.dtype)
         table = _TABLES.get(key)
-        if table is None or table[0].shape[1] < T:
-            table = self._angles(torch.arange(max(T, 1024), device=device)[None], x_BTHK.dtype)
+        if table is None or table[0].shape[1] < length:
+            with torch.inference_mode(False), torch.no_grad():  # else training could not use it afterwards
+                table = self._angles(torch.arange(max(length, 1024), device=like.device)[None], like.dtype)
             _TABLES[key] = table
-        return rotate_pairs(x_BTHK, table[0][:, :T], table[1][:, :T])
+        return table[0][:, :length], table[1][:, :length]
 
     def _angles(self, place_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         # In float64: at place 10^6 a float32 angle is off by several hundredths of a radian.
@@ -53,13 +61,3 @@ class Rotary:
 def rotary(width: int, theta: float) -> Rotary:
     """The usual frequencies, 1 / theta^(2i/K)."""
     return Rotary(tuple(theta ** (-i / width) for i in range(0, width, 2)))
-
-
-def rotate(x_BTHK: Tensor, place_BT: Tensor, theta: float) -> Tensor:
-    """Turn channel pairs (i, i + K/2) of each token by place / theta^(2i/K)."""
-    return rotary(x_BTHK.shape[-1], theta).turn(x_BTHK, place_BT)
-
-
-def rotate_from_start(x_BTHK: Tensor, theta: float) -> Tensor:
-    """As :func:`rotate` for places 0, 1, 2, ..., from a table that is kept."""
-    return rotary(x_BTHK.shape[-1], theta).turn_from_start(x_BTHK)

@@ -1,0 +1,79 @@
+"""Projections into heads and out of them, and norms."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latte.ops.pointwise import rms_norm
+from latte.ops.product import project
+
+
+class Linear(nn.Linear):
+    """A projection without bias; ``residual`` marks the last one before the residual stream, which starts smaller.
+
+    Under autocast its product is narrow but its output is not: what follows in a mixer adds up over tokens.
+    """
+
+    def __init__(self, inputs: int, outputs: int, residual: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), times a learned scale; computed in float32 or better."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class Head(nn.Linear):
+    """Logits of hidden states; of one token of a few rows without gradients, at the speed of memory."""
+
+    def __init__(self, width: int, words: int) -> None:
+        super().__init__(width, words, bias=False)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return project(hidden_BTD, self.weight)
+
+
+class PretrainedLinear(nn.Linear):
+    """A projection of a pretrained model; for one token of a few rows without gradients, at the speed of memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = project(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+    @classmethod
+    def take_over(cls, module: nn.Module) -> None:
+        """Make plain projections inside a module such ones: the same weights under the same names."""
+        for part in module.modules():
+            if type(part) is nn.Linear:
+                part.__class__ = cls
+
+
+def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
+    return x_BTD.unflatten(-1, (heads, -1))
+
+
+def repeat_heads(x_BTGV: Tensor, heads: int) -> Tensor:
+    """Each key/value head once for every query head of its group."""
+    groups = x_BTGV.shape[2]
+    return x_BTGV if groups == heads else x_BTGV.repeat_interleave(heads // groups, dim=2)
+
+
+def head_norm(y_BTHV: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head by itself, without parameters."""
+    return F.rms_norm(y_BTHV, y_BTHV.shape[-1:], None, eps)
