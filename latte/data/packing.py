@@ -16,7 +16,7 @@ from latte.errors import UserError
 IGNORE = -100
 
 
-class Rows:
+class PackedRows:
     """A part of a corpus as rows of ``length`` tokens, one after another; what does not fill the last one is left out.
 
     A document longer than what is left of its row goes on in the next, which starts fresh: every row's first token
@@ -87,7 +87,7 @@ class StepBatches(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: PackedRows,
         *,
         seed: int,
         steps: int,

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from latte.data import Corpus, Rows
+from latte.data import Corpus, PackedRows
 from latte.extend.gap import Gap
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
@@ -37,8 +37,8 @@ class Stage:
     name: str
     settings: StageRecipe
     folder: Path
-    rows: Rows
-    held_out: Rows
+    rows: PackedRows
+    held_out: PackedRows
     seed: int
     past_teacher: bool = False  # low-rank training came before: the pretrained weights are no longer there
     _gap: Gap | None = None
@@ -150,8 +150,8 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
         settings: StageRecipe = getattr(recipe, name)
         if settings.steps:
             length = settings.sequence_length
-            rows = Rows(corpus.train, length, f"training part, for stage {name},")
-            held_out = Rows(corpus.valid, length, f"validation part, for stage {name},")
+            rows = PackedRows(corpus.train, length, f"training part, for stage {name},")
+            held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},")
             changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
             stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
     return stages

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Training
 from transformers.utils import logging as transformers_logging
 
 from latte import memory
-from latte.data import Rows, StepBatches, prepare
+from latte.data import PackedRows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
@@ -67,8 +67,8 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     args.gradient_accumulation_steps = accumulation
     with args.main_process_first(desc="tokenising"):
         corpus = prepare(recipe.data, console.print)
-    rows = Rows(corpus.train, recipe.data.sequence_length, "training part")
-    held_out = Rows(corpus.valid, recipe.data.sequence_length, "validation part")
+    rows = PackedRows(corpus.train, recipe.data.sequence_length, "training part")
+    held_out = PackedRows(corpus.valid, recipe.data.sequence_length, "validation part")
     batches = step_batches(rows, settings, args, micro)
     model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
     with run_folder(folder, args, recipe, corpus.digest):
@@ -206,7 +206,7 @@ def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
     return micro, settings.batch_size // (micro * world_size)
 
 
-def step_batches(rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
+def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
     """This process's part of the rows of every step."""
     return StepBatches(
         rows,
@@ -219,7 +219,9 @@ def step_batches(rows: Rows, settings: TrainRecipe, args: TrainingArguments, mic
     )
 
 
-def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> float:
+def validation_loss(
+    model: nn.Module, rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int
+) -> float:
     """Mean loss of a token, over ``eval_rows`` rows spread over the validation part; shared by all processes."""
     count = min(settings.eval_rows, len(rows))
     chosen = [index * len(rows) // count for index in range(count)]
