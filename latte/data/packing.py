@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latte.data.tokens import Tokens
+from latte.data.corpus import CorpusPart
 from latte.errors import UserError
 
 IGNORE = -100
@@ -26,7 +26,7 @@ class PackedRows:
         UserError: fewer tokens than one row.
     """
 
-    def __init__(self, tokens: Tokens, length: int, part: str = "corpus") -> None:
+    def __init__(self, tokens: CorpusPart, length: int, part: str = "corpus") -> None:
         self.tokens, self.length = tokens, length
         if len(tokens.ids) < length:
             raise UserError(

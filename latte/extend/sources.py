@@ -25,8 +25,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits
-from latte.data.tokens import cache_folder
 from latte.errors import UserError
 from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
 from latte.recipe import DataRecipe

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from latte.data import DataRecipe, Order, PackedRows, StepBatches, prepare
+from latte.data.corpus import part_of
 from latte.data.tokenizer import byte_tokenizer, check_fits, encode_documents, is_bytes, pieces, train_bpe
-from latte.data.tokens import part_of
 from latte.errors import UserError
 
 TEXTS = [f"Document {n}: " + "words and   spaces\n\n" * (n % 7) + "äöü €𝄞 end" for n in range(60)]

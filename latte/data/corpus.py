@@ -31,7 +31,7 @@ PARTS = ("train", "valid")
 
 
 @dataclass(frozen=True)
-class Tokens:
+class CorpusPart:
     """One part of a corpus: the ids of all its documents in a row, and where each begins."""
 
     ids: np.ndarray  # memory-mapped
@@ -50,8 +50,8 @@ class Tokens:
 class Corpus:
     """Tokens to train on, tokens to validate on, and the tokenizer that made them."""
 
-    train: Tokens
-    valid: Tokens
+    train: CorpusPart
+    valid: CorpusPart
     tokenizer: PreTrainedTokenizerBase
     digest: str
 
@@ -212,7 +212,7 @@ def check_cache(folder: Path) -> bool:
 def _open(folder: Path, key: str) -> Corpus:
     dtype = np.dtype(json.loads((folder / "meta.json").read_text())["dtype"])
     train, valid = (
-        Tokens(
+        CorpusPart(
             ids=np.memmap(folder / f"{part}.ids", dtype=dtype, mode="r"),
             starts=np.load(folder / f"{part}.starts.npy"),
             text_bytes=np.load(folder / f"{part}.bytes.npy"),
