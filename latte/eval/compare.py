@@ -21,6 +21,7 @@ from latte.eval.generate import Reader, stream_text
 from latte.eval.run import default_contexts, load, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
 from latte.files import digest_json, write_text
+from latte.loading.layout import COMPARED, EVAL, RESULT, SAMPLES
 from latte.models import VARIANTS, LatteConfig, LatteForCausalLM, preset
 from latte.recipe import CompareRecipe, EvalRecipe, GenerateRecipe, Recipe, to_yaml
 from latte.train import train
@@ -56,7 +57,7 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
     recipes = plan(recipe, vocabulary(recipe))
     rows = []
     for name, settings in recipes.items():
-        kept = Path(settings.out) / "compare.json"
+        kept = Path(settings.out) / COMPARED
         key = digest_json([asdict(settings), _measuring(recipe)])
         found = json.loads(kept.read_text()) if kept.is_file() else {}
         if found.get("key") != key:
@@ -126,11 +127,11 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
     contexts = [context for context in {*contexts, trained} if limit is None or context <= limit]
     quality = evaluate(model, read_text(asked, tokenizer), contexts)
     folder = Path(settings.out)
-    write_text(folder / "eval.json", json.dumps({"model": settings.out, **asdict(quality)}, indent=1) + "\n")
+    write_text(folder / EVAL, json.dumps({"model": settings.out, **asdict(quality)}, indent=1) + "\n")
     if recipe.sample_tokens:
         _sample(folder, model, tokenizer, recipe)
     at_training = next(entry for entry in quality.contexts if entry.context == trained)
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / RESULT).read_text())
     speed, held = decode_speed(model, min(recipe.decode_context, limit or recipe.decode_context), recipe.decode_tokens)
     return Row(
         name=name,
@@ -230,7 +231,7 @@ def _sample(folder: Path, model: Any, tokenizer: Any, recipe: CompareRecipe) -> 
     limit = longest_context(model)
     count = recipe.sample_tokens if limit is None else min(recipe.sample_tokens, limit - reader.count)
     text = "".join(stream_text(reader, GenerateRecipe(max_new_tokens=max(0, count))))
-    write_text(folder / "samples.json", json.dumps([{"prompt": recipe.sample_prompt, "text": text}], indent=1) + "\n")
+    write_text(folder / SAMPLES, json.dumps([{"prompt": recipe.sample_prompt, "text": text}], indent=1) + "\n")
 
 
 def _measuring(recipe: CompareRecipe) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from latte.extend.page import render_results, write_plots
 from latte.extend.sources import Original, load_original
 from latte.extend.stages import Stage, open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
+from latte.loading.layout import CHECK, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
 from latte.train.run import run_folder
 from latte.train.trainer import seed_everything, training_arguments
@@ -53,7 +54,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         if _is_done(out, recipe):
             console.print(f"{out} is finished already: nothing to do")
             return out
-        check = once(run / "check.json", lambda: checked(original, options, corpus))
+        check = once(run / CHECK, lambda: checked(original, options, corpus))
         console.print(
             f"converted: logits within {check['as_original']:.1e} of the original's, "
             f"token by token within {check['decoding']:.1e} of all at once"
@@ -72,15 +73,15 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             original.tokenizer,
             texts(recipe, corpus, original),
             recipe.judge,
-            run / "judge.json",
+            run / JUDGED,
             model.own_context,
             lambda what: console.print(f"measuring {what}"),
         )
         layers = {
             stage.name: {
-                name: json.loads(path.read_text())
-                for name in ("layers_before", "layers")
-                if (path := stage.folder / f"{name}.json").is_file()
+                path.stem: json.loads(path.read_text())
+                for path in (stage.folder / LAYERS_BEFORE, stage.folder / LAYERS)
+                if path.is_file()
             }
             for stage in stages
         }
@@ -92,7 +93,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             "progress": progress(stages),
             **figures,
         }
-        write_text(run / "results.json", json.dumps(results, indent=1) + "\n")
+        write_text(run / EXTENSION_RESULTS, json.dumps(results, indent=1) + "\n")
         if args.process_index == 0:
             with whole_folder(out, kind=KIND, recipe=_key(recipe)) as scratch:
                 write_result(scratch, model, original, results, recipe)
@@ -120,8 +121,8 @@ def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
     for stage in stages:
         settings = stage.settings
         step_tokens = settings.batch_size * settings.sequence_length
-        lines = [json.loads(line) for line in (stage.folder / "metrics.jsonl").read_text().splitlines()]
-        by_step = {line["step"]: line for line in lines if "valid_loss" in line}  # once for each, whatever was resumed
+        # By step, since a resumed run may have logged a step twice.
+        by_step = {line["step"]: line for line in read_metrics(stage.folder) if "valid_loss" in line}
         found[stage.name] = [{"tokens": before + line.pop("step") * step_tokens, **line} for line in by_step.values()]
         before += settings.steps * step_tokens
     return found
@@ -200,7 +201,7 @@ def write_result(
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / EXTENSION_RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / "report.html").write_text(render_results(results), encoding="utf-8")
     write_plots(results, folder)
     (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")

@@ -19,9 +19,10 @@ from latte.extend.losses import boundaries, distillation_loss, teacher_states, t
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
+from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
-from latte.train.run import FINAL, Result, fit, is_finished, share, step_batches
+from latte.train.run import Result, fit, is_finished, share, step_batches
 from latte.train.trainer import Batch, training_arguments
 
 #: In the order in which they run; each is a field of the recipe.
@@ -55,7 +56,7 @@ class Stage:
                 parameter.requires_grad_("lora_" in name)
             for parameter in model.new_parameters().values():
                 parameter.requires_grad_(True)
-            before = self.folder / "layers_before.json"
+            before = self.folder / LAYERS_BEFORE
             if first and self.name == "transfer" and not before.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_text(before, json.dumps(self.layer_losses(model)) + "\n")
@@ -70,9 +71,9 @@ class Stage:
                 loss=self.loss,
                 console=console,
             )
-            checkpoint.load_model(self.folder / FINAL, model)
-        if first and not (self.folder / "layers.json").exists():
-            write_text(self.folder / "layers.json", json.dumps(self.layer_losses(model)) + "\n")
+            checkpoint.load_model(self.folder / MODEL, model)
+        if first and not (self.folder / LAYERS).exists():
+            write_text(self.folder / LAYERS, json.dumps(self.layer_losses(model)) + "\n")
         return result
 
     def is_finished(self) -> bool:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from latte import __version__, doctor
+from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
+from latte.recipe import DataRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
 from latte.report.inspection import Inspection, inspect_ids
@@ -228,9 +230,6 @@ def _ids(run: RunView, tokenizer: Any, text: str | None) -> tuple[Any, str | Non
         return encode_documents(tokenizer, [text])[0], None
     if "data" not in run.recipe:
         return None, "The runs do not say what text they were trained on: give --text or --file to look inside."
-    from latte.data import prepare
-    from latte.recipe import DataRecipe
-
     try:
         valid = prepare(DataRecipe(**run.recipe["data"])).valid
     except (UserError, TypeError, OSError) as error:

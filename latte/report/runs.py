@@ -11,9 +11,7 @@ from typing import Any
 import yaml
 
 from latte.errors import UserError
-
-CONFIG, METRICS, RESULT, EVAL, SAMPLES = "config.yaml", "metrics.jsonl", "result.json", "eval.json", "samples.json"
-COMPARED, COMPARISON = "compare.json", "results.json"  # one run's line of a comparison, and the whole of it
+from latte.loading.layout import COMPARED, COMPARISON, CONFIG, EVAL, METRICS, RESULT, SAMPLES, read_metrics
 
 Points = list[tuple[float, float]]
 
@@ -76,7 +74,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
         except yaml.YAMLError as error:
             raise UserError(f"{folder / CONFIG} is not YAML") from error
     run = RunView(name or folder.resolve().name, folder, settings, recipe)
-    lines = list(_lines(folder / METRICS))
+    lines = read_metrics(folder)
     per_step = next((line["tokens"] / line["step"] for line in lines if "tokens" in line and line.get("step")), 1.0)
     for line in lines:
         tokens = float(line.get("tokens", line.get("step", 0) * per_step))
@@ -119,17 +117,6 @@ def position_points(bins: list[dict[str, Any]]) -> Points:
         loss = (before["loss"] * before["tokens"] + rest["loss"] * rest["tokens"]) / tokens
         bins = [*bins[:-2], {"first": before["first"], "last": rest["last"], "tokens": tokens, "loss": loss}]
     return [(math.sqrt(entry["first"] * entry["last"]), entry["loss"]) for entry in bins]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: the last may be half written."""
-    result = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            result.append(json.loads(line))
-        except ValueError:
-            continue
-    return [line for line in result if isinstance(line, dict)]
 
 
 def _json(path: Path) -> Any:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from latte.errors import UserError
 from latte.files import Damaged, remove, remove_scratch, verify_folder, whole_folder
+from latte.loading.layout import CHECKPOINTS
 
 KIND = "latte-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -32,12 +33,12 @@ SEPARATOR = "|"  # between a parameter's name and what the optimiser keeps of it
 
 
 def path_of(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:06d}"
+    return folder / CHECKPOINTS / f"step-{step:06d}"
 
 
 def all_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a run folder, whole or damaged, oldest first."""
-    names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
@@ -46,7 +47,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> int | None:
 
     Only for the process that owns the run folder: it also clears what a killed writer left.
     """
-    remove_scratch(folder / "checkpoints")
+    remove_scratch(folder / CHECKPOINTS)
     for step in reversed(all_steps(folder)):
         try:
             manifest = verify_folder(path_of(folder, step))

@@ -12,24 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from latte.files import write_text
+from latte.loading.layout import METRICS, TENSORBOARD, read_metrics
 
-METRICS = "metrics.jsonl"
 LEFT_OUT = ("epoch", "step", "total_flos", "train_loss", "train_runtime", "train_samples_per_second")
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; a line that a kill cut short is left out."""
-    lines = []
-    try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
 
 
 class Metrics(TrainerCallback):
@@ -52,7 +37,7 @@ class Metrics(TrainerCallback):
         kept = [line for line in read_metrics(self.folder) if line["step"] <= state.global_step]
         write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = (self.folder / METRICS).open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=state.global_step + 1)
+        self.board = SummaryWriter(str(self.folder / TENSORBOARD), purge_step=state.global_step + 1)
         self.totals = self.progress().setdefault("metrics", {"seconds": 0.0})
 
     def on_step_begin(

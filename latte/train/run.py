@@ -26,13 +26,12 @@ from latte.data import PackedRows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
+from latte.loading.layout import CONFIG, DATA, LOCK, MODEL, RESULT, TOKENIZER, read_metrics
 from latte.models import LatteConfig, preset
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
 from latte.train import checkpoint
-from latte.train.display import Display, Metrics, read_metrics
+from latte.train.display import Display, Metrics
 from latte.train.trainer import Batch, LatteTrainer, seed_everything, training_arguments
-
-CONFIG, RESULT, FINAL = "config.yaml", "result.json", "model"
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     batches = step_batches(rows, settings, args, micro)
     model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
     with run_folder(folder, args, recipe, corpus.digest):
-        if args.process_index == 0 and not (folder / "tokenizer").exists():
-            with whole_folder(folder / "tokenizer") as scratch:
+        if args.process_index == 0 and not (folder / TOKENIZER).exists():
+            with whole_folder(folder / TOKENIZER) as scratch:
                 save_tokenizer(corpus.tokenizer, scratch)
         return fit(
             model,
@@ -170,8 +169,8 @@ def load_model(name: str | Path) -> Any:
         UserError: there is none, or its files are damaged.
     """
     path = Path(name)
-    if (path / FINAL / "config.json").is_file():  # a run's folder
-        path = path / FINAL
+    if (path / MODEL / "config.json").is_file():  # a run's folder
+        path = path / MODEL
     source = str(path) if path.exists() else str(name)
     if not path.exists():
         try:
@@ -275,10 +274,10 @@ def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: 
 def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, expected a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / ".lock").exists():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / LOCK).exists():
         raise UserError(f"{folder} holds other files and no run: give another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -287,11 +286,11 @@ def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
     try:
         remove_scratch(folder)
         if not (folder / CONFIG).exists():
-            write_text(folder / "data.json", json.dumps({"digest": data_digest}))
+            write_text(folder / DATA, json.dumps({"digest": data_digest}))
             write_text(folder / CONFIG, to_yaml(recipe))
         else:
             require_same(flatten(recipe), flatten(from_yaml(type(recipe), folder / CONFIG)), str(folder))
-            if json.loads((folder / "data.json").read_text())["digest"] != data_digest:
+            if json.loads((folder / DATA).read_text())["digest"] != data_digest:
                 raise UserError(f"the text has changed since {folder} was begun: give another --out, or the same text")
     except BaseException:
         os.close(lock)
@@ -318,7 +317,7 @@ def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step
     if trainer.args.process_index == 0:
         try:
             write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
-            with whole_folder(folder / FINAL, weights=digest_json(sorted(state))) as scratch:
+            with whole_folder(folder / MODEL, weights=digest_json(sorted(state))) as scratch:
                 checkpoint.write_model(scratch, model, state)
                 if tokenizer is not None:
                     save_tokenizer(tokenizer, scratch)
@@ -341,7 +340,7 @@ def peak_memory() -> int:
 def is_finished(folder: Path) -> bool:
     """Whether a run's last weights are there, whole."""
     try:
-        verify_folder(folder / FINAL)
+        verify_folder(folder / MODEL)
     except Damaged:
         return False
     return (folder / RESULT).is_file()
