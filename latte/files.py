@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 SCRATCH = ".part-"  # prefix of folders being written; whatever carries it is rubbish once its writer is gone
+
+#: A repository on the Hugging Face hub: ``name`` or ``owner/name``.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+RUNS = "runs/"  # where recipes put runs by default
 
 
 class Damaged(ValueError):  # noqa: N818  (reads as what the folder is)
@@ -29,6 +34,16 @@ def digest_file(path: Path) -> str:
 def digest_json(value: Any) -> str:
     """SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
+def may_be_on_hub(name: str) -> bool:
+    """Whether a name can be a repository on the hub rather than a path on this machine that does not exist.
+
+    ``owner/name`` is taken for a path if there is a folder ``owner``, or if it begins with ``runs/``.
+    """
+    if HUB_NAME.fullmatch(name) is None or Path(name).exists() or name.startswith(RUNS):
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
 
 
 def write_text(path: Path, text: str) -> None:

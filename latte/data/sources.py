@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from latte.errors import UserError
+from latte.errors import UserError, reason
 from latte.files import digest_file, digest_json
 from latte.recipe import DataRecipe
 
@@ -123,8 +123,9 @@ class HubSource:
         try:
             rows = datasets.load_dataset(self.name, self.config, split=self.split)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"the dataset {self.name!r} (split {self.split!r}) can't be loaded: {reason}") from error
+            raise UserError(
+                f"the dataset {self.name!r} (split {self.split!r}) can't be loaded: {reason(error)}"
+            ) from error
         if self.text_field not in rows.column_names:
             raise UserError(_no_field(self.text_field, rows.column_names, f"the dataset {self.name!r}"))
         return rows

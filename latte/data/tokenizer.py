@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from latte.errors import UserError
-from latte.files import digest_json
+from latte.errors import UserError, reason
+from latte.files import digest_json, may_be_on_hub
 
 END_OF_TEXT = "<|endoftext|>"
 # Longer documents are encoded in pieces: one call on a hundred megabytes would need gigabytes.
@@ -42,20 +42,27 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of transformers, by folder or name.
+def load_tokenizer(name: str, *, source: object = None, **settings: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer of transformers, by folder or name on the hub; no code of its repository is run.
+
+    Args:
+        source: the model that the tokenizer belongs to, for messages; None if the user named the tokenizer itself.
+        settings: passed to ``from_pretrained``.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it marks neither the beginning nor the end of a document.
     """
+    unknown = f"there is no tokenizer {name!r}: neither bpe nor bytes, a folder, or a name on the hub"
+    if source is None and not Path(name).exists() and not may_be_on_hub(name):
+        raise UserError(unknown)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"there is no tokenizer {name!r}: neither bpe nor bytes, a folder, or a name on the hub"
-        ) from error
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **settings)
+    except Exception as error:  # transformers and tokenizers raise errors of many types
+        message = unknown if source is None else f"there is no usable tokenizer in {source}: {reason(error)}"
+        raise UserError(message) from error
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        raise UserError(f"the tokenizer {name!r} has neither a first nor a last token of a document (bos, eos)")
+        which = repr(name) if source is None else f"in {source}"
+        raise UserError(f"the tokenizer {which} has neither a first nor a last token of a document (bos, eos)")
     return tokenizer
 
 

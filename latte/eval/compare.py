@@ -18,9 +18,10 @@ from latte import mixers
 from latte.data import prepare
 from latte.errors import Stopped, UserError
 from latte.eval.generate import Reader, stream_text
-from latte.eval.run import default_contexts, load, read_text
+from latte.eval.run import default_contexts, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
 from latte.files import digest_json, write_text
+from latte.loading import load
 from latte.loading.layout import COMPARED, EVAL, RESULT, SAMPLES
 from latte.models import VARIANTS, LatteConfig, LatteForCausalLM, preset
 from latte.recipe import CompareRecipe, EvalRecipe, GenerateRecipe, Recipe, to_yaml

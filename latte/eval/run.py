@@ -12,13 +12,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from latte.data import open_source, prepare
-from latte.data.tokenizer import check_fits, encode_documents, load_tokenizer
+from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.eval.stream import Evaluation, Text, evaluate, longest_context
 from latte.files import write_text
-from latte.loading.layout import MODEL, read_recipe
+from latte.loading import load
+from latte.loading.layout import read_recipe
 from latte.recipe import DataRecipe, EvalRecipe
-from latte.train.run import load_model
 
 
 def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[Evaluation, Text]:
@@ -35,15 +35,6 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
         about = {"model": recipe.model, "source": recipe.source, "documents": len(text.documents)}
         write_text(Path(recipe.out), json.dumps({**about, **asdict(result)}, indent=1) + "\n")
     return result, text
-
-
-def load(name: str, tokenizer_name: str | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, by run folder, model folder or name on the hub."""
-    model = load_model(name)
-    folder = Path(name) / MODEL
-    tokenizer = load_tokenizer(tokenizer_name or (str(folder) if folder.is_dir() else name))
-    check_fits(tokenizer, model.config.vocab_size, name)
-    return model.eval(), tokenizer
 
 
 def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:

@@ -8,7 +8,7 @@ from typing import Any
 from latte import __version__
 from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW
 from latte.extend.model import LatteExtendedForCausalLM
-from latte.extend.sources import Original
+from latte.loading import Original
 from latte.recipe import ExtendRecipe
 
 HEAD = """---

@@ -11,8 +11,8 @@ import torch
 
 from latte.data import Corpus
 from latte.extend.model import convert
-from latte.extend.sources import Original
 from latte.extend.stages import Stage, open_latents, plan_stages
+from latte.loading import Original
 from latte.recipe import ExtendRecipe
 
 SAMPLE = 256  # tokens that a stage's speed is measured on

@@ -24,9 +24,9 @@ from latte.extend.check import TOKENS, check_conversion
 from latte.extend.judge import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.extend.page import render_results, write_plots
-from latte.extend.sources import Original, load_original
 from latte.extend.stages import Stage, open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
+from latte.loading import Original, load_original
 from latte.loading.layout import CHECK, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
 from latte.train.run import run_folder

@@ -15,12 +15,12 @@ from latte import __version__, doctor
 from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
+from latte.loading import load_folder, model_folder
 from latte.recipe import DataRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
 from latte.report.inspection import Inspection, inspect_ids
 from latte.report.latents import latent_use
-from latte.report.loading import load, model_folder
 from latte.report.page import render_page
 from latte.report.runs import RunView, find_runs, read_run
 
@@ -79,7 +79,7 @@ def build_report(
     length = None
     for run in finished:
         say(f"looking inside {run.name}")
-        model, tokenizer = load(run.folder)
+        model, tokenizer = load_folder(run.folder)
         length = length or _inspected_tokens(len(finished), model.config)
         run.row["parameters"] = run.row["parameters"] or sum(weight.numel() for weight in model.parameters())
         ids, note = _ids(run, tokenizer, text)

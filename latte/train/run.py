@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import logging as transformers_logging
 
 from latte import memory
 from latte.data import PackedRows, StepBatches, prepare
@@ -27,6 +24,7 @@ from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
 from latte.loading.layout import CONFIG, DATA, LOCK, MODEL, RESULT, TOKENIZER, read_metrics
+from latte.loading.models import load_model
 from latte.models import LatteConfig, preset
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
 from latte.train import checkpoint
@@ -160,34 +158,6 @@ def _config(recipe: ModelRecipe, **settings: Any) -> LatteConfig:
         return preset(recipe.variant, recipe.size, **{**recipe.overrides, **settings})
     except (ValueError, TypeError) as error:
         raise UserError(f"model: {error}") from error
-
-
-def load_model(name: str | Path) -> Any:
-    """A model for this machine: float32 where there is no GPU, since bfloat16 is far slower on most CPUs.
-
-    Raises:
-        UserError: there is none, or its files are damaged.
-    """
-    path = Path(name)
-    if (path / MODEL / "config.json").is_file():  # a run's folder
-        path = path / MODEL
-    source = str(path) if path.exists() else str(name)
-    if not path.exists():
-        try:
-            validate_repo_id(source)
-        except HFValidationError as error:
-            raise UserError(f"there is no folder {name}: expected a run's, a model's, or a name on the hub") from error
-    dtype = "auto" if torch.cuda.is_available() else torch.float32
-    bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"there is no usable model in {name}: {reason}") from error
-    finally:
-        if bar:
-            transformers_logging.enable_progress_bar()
 
 
 def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
