@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from latte import mixers
 from latte.data import prepare
 from latte.errors import Stopped, UserError
+from latte.eval.decode_timing import random_ids, read_context, time_tokens
 from latte.eval.generate import Reader, stream_text
 from latte.eval.run import default_contexts, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
@@ -150,21 +150,13 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
     )
 
 
-@torch.no_grad()
 def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int]:
-    """Tokens a second of one row, ``context`` tokens into a text, and the bytes of state it carries there."""
+    """Tokens per second of one row, and the bytes of its state, over the last ``tokens`` of a context."""
     tokens = min(tokens, context - 1)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, context), generator=generator).to(model.device)
-    cache, read = None, context - tokens
-    for start in range(0, read, 512):
-        output = model(ids[:, start : min(read, start + 512)], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
-    began = time.perf_counter()
-    for place in range(read, context):
-        output = model(ids[:, place : place + 1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
-    return tokens / max(time.perf_counter() - began, 1e-9), state_bytes(cache)
+    ids = random_ids(model, context)
+    cache = read_context(model, ids[:, : context - tokens], chunk=512)
+    seconds, cache = time_tokens(model, cache, ids[:, context - tokens :])
+    return tokens / max(sum(seconds), 1e-9), state_bytes(cache)
 
 
 def _variant(name: str, recipe: CompareRecipe) -> tuple[str, dict[str, Any]]:

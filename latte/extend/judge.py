@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from latte.eval.decode_timing import random_cache, random_ids, read_context, time_tokens
 from latte.eval.generate import Reader
 from latte.eval.stream import Text, evaluate, state_bytes
 from latte.files import write_text
@@ -22,6 +22,7 @@ from latte.recipe import JudgeRecipe
 
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
+WARM_UP = 4  # tokens decoded before the timed ones
 DEPTHS = (0.1, 0.5, 0.9)
 TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
 PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
@@ -175,32 +176,10 @@ def _log_probability(reader: Reader, ids: list[int]) -> float:
     return float(logits.float().log_softmax(-1)[0, torch.arange(len(ids)), rows[0, 1:]].mean())
 
 
-@torch.no_grad()
 def decode_cost(model: Any, context: int, tokens: int) -> dict[str, float]:
-    """Time a token and bytes of state, ``context`` tokens into a text; the median of single tokens."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, context), generator=generator).to(model.device)
-    cache: Any
-    if hasattr(model, "new_parameters"):
-        cache = None
-        for part in ids.split(2048, dim=1):
-            cache = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-    else:
-        cache = _filled_cache(model, ids)
-    seconds = []
-    for _ in range(tokens + 4):
-        began = time.perf_counter()
-        cache = model(ids[:, -1:], past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-        seconds.append(time.perf_counter() - began)
-    return {"seconds_per_token": statistics.median(seconds[4:]), "state_bytes": state_bytes(cache)}
-
-
-def _filled_cache(model: Any, ids: torch.Tensor) -> DynamicCache:
-    """Keys and values of a whole context without reading it, which would take quadratic time; random, as time a token
-    does not depend on them."""
-    first = model(ids[:, :1], use_cache=True).past_key_values
-    cache = DynamicCache()
-    for index, layer in enumerate(first.layers):
-        B, G, _, K = layer.keys.shape
-        cache.update(torch.randn(B, G, ids.shape[1], K), torch.randn(B, G, ids.shape[1], K), index)
-    return cache
+    """Median time of a token and bytes of state, ``context`` tokens into a text, after a warm-up."""
+    ids = random_ids(model, context)
+    extended = hasattr(model, "new_parameters")
+    cache = read_context(model, ids, chunk=2048) if extended else random_cache(model, context)
+    seconds, cache = time_tokens(model, cache, ids[:, -1:].expand(1, tokens + WARM_UP))
+    return {"seconds_per_token": statistics.median(seconds[WARM_UP:]), "state_bytes": state_bytes(cache)}

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from latte.eval.decode_timing import time_tokens
+from latte.eval.stream import state_bytes
+
 #: The ends first and then what lies between, so that a slow machine shows the shape of the curve at least.
 LENGTHS = (256, 4096, 1024, 8192, 128, 2048, 512)
 
@@ -45,12 +48,8 @@ def measure_cost(
                 began = time.perf_counter()
                 outputs = model(ids, use_cache=True, logits_to_keep=1)
                 reads.append(time.perf_counter() - began)
-            cache, token = outputs.past_key_values, ids[:, -1:]
-            memory, times = cache.nbytes, []
-            for _ in range(steps):
-                began = time.perf_counter()
-                outputs = model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                times.append(time.perf_counter() - began)
+            memory = state_bytes(outputs.past_key_values)
+            times, _ = time_tokens(model, outputs.past_key_values, ids[:, -1:].expand(1, steps))
             if turn:
                 # The best, since whatever else runs on the machine can only make it slower.
                 result.append(Cost(length, length / min(reads), 1 / sorted(times)[steps // 4], memory))
