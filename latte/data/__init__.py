@@ -1,8 +1,18 @@
 """Text to rows of tokens: sources, tokenizers, token files cached by content, and an order that needs no memory."""
 
 from latte.data.corpus import Corpus, CorpusPart, prepare
-from latte.data.packing import Order, PackedRows, StepBatches
+from latte.data.packing import Batch, Order, PackedRows, StepBatches
 from latte.data.sources import open_source
 from latte.recipe import DataRecipe
 
-__all__ = ["Corpus", "CorpusPart", "DataRecipe", "Order", "PackedRows", "StepBatches", "open_source", "prepare"]
+__all__ = [
+    "Batch",
+    "Corpus",
+    "CorpusPart",
+    "DataRecipe",
+    "Order",
+    "PackedRows",
+    "StepBatches",
+    "open_source",
+    "prepare",
+]

@@ -45,6 +45,10 @@ class CorpusPart:
     def document(self, index: int) -> np.ndarray:
         return np.asarray(self.ids[self.starts[index] : self.starts[index + 1]], dtype=np.int64)
 
+    def documents(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Ids and length in bytes of every document."""
+        return ((self.document(index), int(self.text_bytes[index])) for index in range(self.num_documents))
+
 
 @dataclass(frozen=True)
 class Corpus:

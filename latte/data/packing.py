@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from latte.data.corpus import CorpusPart
 from latte.errors import UserError
 
 IGNORE = -100
+Batch = dict[str, Tensor]
 
 
 class PackedRows:
@@ -37,7 +37,7 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.tokens.ids) // self.length
 
-    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+    def batch(self, rows: Sequence[int]) -> Batch:
         """``input_ids``, ``labels`` and ``reset``, each (rows, length).
 
         A label is -100 where nothing can predict it: the first token of each segment. So labels count what is learned.
@@ -79,7 +79,7 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
 
 
-class StepBatches(torch.utils.data.Dataset[dict[str, Tensor]]):
+class StepBatches(torch.utils.data.Dataset[Batch]):
     """Micro-batches of one process, numbered from the start of the run; number n belongs to step n // accumulation.
 
     A step's rows are dealt to processes in turn, so that however many there are, together they read the same rows.
@@ -105,7 +105,7 @@ class StepBatches(torch.utils.data.Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return self.steps * self.accumulation
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         step, micro = divmod(index, self.accumulation)
         mine = self.order.step(step, self.batch_size)[self.rank :: self.world_size]
         return self.rows.batch(mine[micro * self.micro : (micro + 1) * self.micro])

@@ -48,10 +48,7 @@ def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
     run = read_recipe(recipe.model)
     if run is None:
         raise UserError(f"{recipe.model} is not a run's folder, so it has no validation text of its own: give --source")
-    corpus = prepare(run.data)
-    tokens = corpus.valid
-    pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-    return take(pairs, tokenizer, recipe)
+    return take(prepare(run.data).valid.documents(), tokenizer, recipe)
 
 
 def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:

@@ -8,6 +8,9 @@ from typing import Literal
 from latte.errors import UserError
 from latte.recipe.train import DataRecipe, TrainRecipe
 
+#: The stages in the order in which they run; each is a field of ExtendRecipe.
+STAGES = ("transfer", "distil", "lengthen")
+
 
 @dataclass
 class StageRecipe:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
 
 from latte import memory
-from latte.data import PackedRows, StepBatches, prepare
+from latte.data import Batch, PackedRows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
@@ -29,7 +29,7 @@ from latte.models import LatteConfig, preset
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
-from latte.train.trainer import Batch, LatteTrainer, seed_everything, training_arguments
+from latte.train.trainer import LatteTrainer, seed_everything, training_arguments
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from latte.data import Batch
 from latte.errors import UserError
 from latte.files import digest_json
 from latte.recipe import TrainRecipe
 from latte.train import checkpoint
-
-Batch = dict[str, Tensor]
 
 
 def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 1) -> TrainingArguments:

@@ -21,6 +21,7 @@ from latte.files import write_text
 from latte.recipe import JudgeRecipe
 
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
+GAP_CLOSED = "gap closed"  # a row of the results beside those of the four models
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
 WARM_UP = 4  # tokens decoded before the timed ones
 DEPTHS = (0.1, 0.5, 0.9)
@@ -121,7 +122,7 @@ def summary(
             losses = [rows.get(name, {}).get(length, {}).get("loss") for name in (ORIGINAL, SINKS, EXTENDED)]
             if None not in losses and losses[1] != losses[0]:
                 closed[length] = (losses[1] - losses[2]) / (losses[1] - losses[0])
-        rows["gap closed"] = closed
+        rows[GAP_CLOSED] = closed
     return {
         "perplexity": perplexity,
         "positions": positions,

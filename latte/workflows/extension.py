@@ -17,20 +17,21 @@ from rich.console import Console
 from latte.data import Corpus, prepare
 from latte.data.tokenizer import save_tokenizer
 from latte.errors import UserError
+from latte.eval.extension import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.eval.run import read_text, take
 from latte.eval.stream import Text
-from latte.extend.card import model_card
 from latte.extend.check import TOKENS, check_conversion
-from latte.extend.judge import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
-from latte.extend.page import render_results, write_plots
-from latte.extend.stages import Stage, open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
 from latte.loading import Original, load_original
 from latte.loading.layout import CHECK, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
+from latte.report.extension import render_results
+from latte.report.extension_plots import write_plots
+from latte.report.model_card import model_card
 from latte.train.run import run_folder
 from latte.train.trainer import seed_everything, training_arguments
+from latte.workflows.stages import Stage, open_latents, plan_stages
 
 KIND = "latte-extended-1"
 
@@ -177,8 +178,7 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
         return read(replace(asked, max_document_tokens=None))  # few documents: then more of each
 
     def held_out(asked: EvalRecipe) -> Text:
-        pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-        return take(pairs, original.tokenizer, asked)
+        return take(tokens.documents(), original.tokenizer, asked)
 
     result = {VALIDATION: enough(held_out, asked)}
     for source in judge.sources:

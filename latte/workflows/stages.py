@@ -12,21 +12,19 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from latte.data import Corpus, PackedRows
-from latte.extend.gap import Gap
+from latte.data import Batch, Corpus, PackedRows
+from latte.eval.gap import Gap
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries, distillation_loss, teacher_states, transfer_losses
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
-from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
+from latte.recipe import STAGES, DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
 from latte.train.run import Result, fit, is_finished, share, step_batches
-from latte.train.trainer import Batch, training_arguments
+from latte.train.trainer import training_arguments
 
-#: In the order in which they run; each is a field of the recipe.
-STAGES = ("transfer", "distil", "lengthen")
 #: What the latents' first weights are fitted on.
 OPENING_TOKENS = 4096
 
@@ -51,7 +49,7 @@ class Stage:
         micro, args.gradient_accumulation_steps = share(settings, args.world_size)
         batches = step_batches(self.rows, settings, args, micro)
         first = args.process_index == 0
-        with low_rank(model, self.settings):
+        with low_rank(model, getattr(self.settings, "lora_rank", 0)):
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_("lora_" in name)
             for parameter in model.new_parameters().values():

@@ -11,12 +11,12 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from latte.data import Batch
 from latte.extend.layer import CLOSED
 from latte.extend.losses import boundaries
 from latte.extend.low_rank import without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.loss import next_token_loss
-from latte.train.trainer import Batch
 
 SMALLEST = 0.01  # nats: of a smaller gap no part means anything
 
