@@ -1,4 +1,4 @@
-"""A comparison to look at: a table for the terminal, for documents and for programs, and plots."""
+"""The results of a comparison: a table for the terminal, Markdown, JSON, and plots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from latte.eval.compare import Row
+from latte.eval.comparison import Row
 from latte.files import write_text
 from latte.loading.layout import COMPARISON, read_metrics
 
