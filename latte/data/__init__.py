@@ -1,4 +1,4 @@
-"""Text to rows of tokens: sources, tokenizers, token files cached by content, and an order that needs no memory."""
+"""Text to rows of tokens: sources, tokenizers, token files cached by content, and a stateless shuffled order."""
 
 from latte.data.corpus import Corpus, CorpusPart, prepare
 from latte.data.packing import Batch, Order, PackedRows, StepBatches

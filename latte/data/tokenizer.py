@@ -1,4 +1,4 @@
-"""Tokenizers: trained here, plain bytes, or any of transformers'."""
+"""Tokenizers: byte-level BPE trained here, plain bytes, or any tokenizer of transformers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def load_tokenizer(name: str, *, source: object = None, **settings: Any) -> PreT
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Changes with anything that changes what the tokenizer gives."""
+    """A digest of everything that determines the tokenizer's output."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     core: Any = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     return digest_json([core, tokenizer.bos_token_id, tokenizer.eos_token_id])
@@ -81,7 +81,7 @@ def is_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[np.ndarray]:
-    """Each document's ids: the first-token mark, the text, the end mark. They are one token where there is only one."""
+    """Each document's ids: bos, the text, eos. Without a bos token the document begins with eos."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     last = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     if is_bytes(tokenizer):
@@ -95,7 +95,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[np.ndarray]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # on all cores, and without the wrapper's bookkeeping
+    if backend is not None:  # uses all cores and skips the wrapper's overhead
         return (
             np.array(part.ids, dtype=np.int64) for part in backend.encode_batch_fast(texts, add_special_tokens=False)
         )
@@ -106,7 +106,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[np
 def pieces(text: str, size: int = PIECE) -> Iterator[str]:
     """The text in parts of about ``size`` characters, cut before a space between words where there is one.
 
-    A word with the space before it is what byte-level tokenizers see as one unit, so such a cut changes no token.
+    Byte-level tokenizers pre-tokenise a word together with the space before it, so such a cut changes no token.
     """
     start = 0
     while len(text) - start > size:
@@ -118,7 +118,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def cut_point(text: str, start: int, end: int) -> int:
-    """The last place in ``text[start:end]`` where a single space stands between two words; ``end`` if there is none."""
+    """The index of the last single space between two words in ``text[start:end]``; ``end`` if there is none."""
     at = text.rfind(" ", start + 1, end - 1)
     while at > start:
         if not text[at - 1].isspace() and not text[at + 1].isspace():
@@ -128,10 +128,10 @@ def cut_point(text: str, start: int, end: int) -> int:
 
 
 def check_fits(tokenizer: PreTrainedTokenizerBase, vocab_size: int, model: str) -> None:
-    """Hold a tokenizer to a model's vocabulary.
+    """Compare a tokenizer with the size of a model's vocabulary.
 
     Raises:
-        UserError: it makes ids that the model does not know.
+        UserError: it has more tokens than the model.
     """
     if len(tokenizer) > vocab_size:
         raise UserError(
@@ -153,7 +153,7 @@ def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _byte_symbol(byte: int) -> str:
-    """The printable character that byte-level tokenizers write for a byte."""
+    """The printable character that stands for a byte in byte-level tokenizers."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in printable:
         return chr(byte)

@@ -19,7 +19,7 @@ from latte.recipe import CompareRecipe, EvalRecipe, GenerateRecipe, Recipe
 
 @dataclass(frozen=True)
 class Row:
-    """One model's line of the comparison."""
+    """One model's row of the comparison."""
 
     name: str
     parameters: int
@@ -36,7 +36,7 @@ class Row:
 
 
 def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
-    """Quality at all contexts, speed of writing and size of state of a run's final model; also its sample."""
+    """Evaluate a run's final model at all contexts, time its decoding, and write a sample to the run's folder."""
     model, tokenizer = load(settings.out)
     asked = EvalRecipe(
         model=settings.out,
@@ -55,7 +55,7 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         _sample(folder, model, tokenizer, recipe)
     at_training = next(entry for entry in quality.contexts if entry.context == trained)
     result = json.loads((folder / RESULT).read_text())
-    speed, held = decode_speed(model, min(recipe.decode_context, limit or recipe.decode_context), recipe.decode_tokens)
+    speed, size = decode_speed(model, min(recipe.decode_context, limit or recipe.decode_context), recipe.decode_tokens)
     return Row(
         name=name,
         parameters=result["parameters"],
@@ -66,7 +66,7 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         train_tokens_per_second=result["tokens_per_second"],
         peak_memory_bytes=result["peak_memory_bytes"],
         decode_tokens_per_second=speed,
-        state_bytes=held,
+        state_bytes=size,
         contexts=[asdict(entry) for entry in quality.contexts],
         positions=[asdict(entry) for entry in quality.positions],
     )

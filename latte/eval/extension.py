@@ -1,4 +1,4 @@
-"""Putting an extended model beside the pretrained one: perplexity by context, recall of a fact, cost of writing."""
+"""Comparing an extended model with the pretrained one: perplexity by context, retrieval of a fact, cost of decoding."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GAP_CLOSED = "gap closed"  # a row of the results beside those of the four model
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
 WARM_UP = 4  # tokens decoded before the timed ones
 DEPTHS = (0.1, 0.5, 0.9)
-TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
+STATEMENT, QUESTION = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
 PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
 WORDS = ("apple", "silver", "window", "horse", "candle", "winter", "button", "bread")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to measure, and how many tokens it can be given."""
+    """A model to measure, and the longest context it is measured at."""
 
     name: str
     model: Any
@@ -48,7 +48,7 @@ def judge(
     own_context: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Measure everything, keeping each figure in ``file`` as soon as it is known: a restart measures the rest."""
+    """Make all measurements, writing each to ``file`` at once: a restart makes only the missing ones."""
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
     def once(key: str, measure: Callable[..., Any], *given: Any) -> None:
@@ -96,14 +96,14 @@ def one_stretch(text: Text, length: int) -> Text:
 
 
 def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:
-    """One length's figures, and the loss by position within it."""
+    """Loss at one context length, and by position within it."""
     return asdict(evaluate(model, text, [context]))
 
 
 def summary(
     found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_context: int, longest: int | None = None
 ) -> dict[str, Any]:
-    """The figures in order: by text, contender and context, with the part of the gap that is closed."""
+    """The measurements by text, contender and context, and the closed part of the gap."""
     names = (ORIGINAL, WINDOW, SINKS, EXTENDED)
     perplexity: dict[str, Any] = {}
     positions: dict[str, Any] = {}
@@ -144,9 +144,9 @@ def summary(
 def retrieve(
     model: Any, tokenizer: PreTrainedTokenizerBase, filler: list[np.ndarray], context: int, trials: int
 ) -> dict[str, dict[str, float]]:
-    """How well a word told at some depth of a text is known at its end, by depth.
+    """How well the model predicts, at the end of a text, a word that was stated at some depth of it; by depth.
 
-    ``recall``: part of the trials in which the word is the likeliest of all eight; ``log_probability``: of the word.
+    ``recall``: fraction of trials in which the word is the most probable of all eight; ``log_probability``: the word's.
     """
     encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
     ground = np.concatenate(filler).tolist()
@@ -155,13 +155,13 @@ def retrieve(
         recalled, scores = [], []
         for trial in range(trials):
             place, word = PLACES[trial % len(PLACES)], WORDS[(3 * trial + 1) % len(WORDS)]
-            told, asked = encode(TELL.format(place=place, word=word)), encode(ASK.format(place=place))
-            room = context - len(told) - len(asked) - 8
+            statement, question = encode(STATEMENT.format(place=place, word=word)), encode(QUESTION.format(place=place))
+            room = context - len(statement) - len(question) - 8
             start = trial * 997 % max(1, len(ground) - room)
             around = ground[start : start + room]
             cut = int(depth * len(around))
             reader = Reader(model, tokenizer)
-            reader.read_ids([*around[:cut], *told, *around[cut:], *asked])
+            reader.read_ids([*around[:cut], *statement, *around[cut:], *question])
             by_word = {other: _log_probability(reader, encode(f" {other}")) for other in WORDS}
             recalled.append(max(by_word, key=lambda other: by_word[other]) == word)
             scores.append(by_word[word])
@@ -170,7 +170,7 @@ def retrieve(
 
 
 def _log_probability(reader: Reader, ids: list[int]) -> float:
-    """Of a continuation, leaving the reader where it was."""
+    """Mean log-probability per token of a continuation; the reader's state is not changed."""
     cache = copy.deepcopy(reader.cache)
     rows = torch.tensor([[reader.waiting, *ids]], device=reader.model.device)
     logits = reader.model(input_ids=rows[:, :-1], past_key_values=cache, use_cache=True).logits

@@ -1,4 +1,4 @@
-"""What to evaluate: a model by folder or name, on its own validation text or any other."""
+"""``latte eval``: a model by folder or name, on its run's validation text or any other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
 
 
 def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
-    """The documents that a recipe means, up to its number of tokens."""
+    """The documents of a recipe's source, or of the run's validation part, up to ``max_tokens``."""
     if recipe.source is not None:
         settings = DataRecipe(
             source=recipe.source, format=recipe.format, text_field=recipe.text_field, separator=recipe.separator
@@ -52,7 +52,7 @@ def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 
 def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:
-    """Documents of at least the least length and up to the largest, until the tokens are enough."""
+    """Documents of at least ``min_document_tokens``, cut to ``max_document_tokens``, up to ``max_tokens`` in all."""
     documents: list[np.ndarray] = []
     left, num_bytes = recipe.max_tokens, 0
     for ids, size in pairs:
@@ -73,7 +73,7 @@ def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizer
 
 
 def default_contexts(recipe: EvalRecipe, model: Any) -> list[int]:
-    """From a quarter of the training length to eight times it, as far as the model can read."""
+    """A quarter of the training length to eight times it, as far as the model's positions allow."""
     run = read_recipe(recipe.model)
     trained = 512 if run is None else run.data.sequence_length
     limit = longest_context(model)

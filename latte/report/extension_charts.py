@@ -66,7 +66,7 @@ def progress_chart(results: dict[str, Any]) -> Chart:
 
 
 def decoding_charts(results: dict[str, Any]) -> tuple[Chart, Chart]:
-    """Milliseconds a token, and bytes of state, by how much was read before."""
+    """Milliseconds per decoded token, and bytes of state, by length of context."""
     found = results.get("decoding", {})
     time = {name: _points(found.get(name, {}), "seconds_per_token", 1e3) for name in COLORS}
     state = {name: _points(found.get(name, {}), "state_bytes") for name in COLORS}
@@ -74,7 +74,7 @@ def decoding_charts(results: dict[str, Any]) -> tuple[Chart, Chart]:
 
 
 def by_length(found: dict[str, Any], key: str) -> dict[int, float]:
-    """One figure by length, shortest first, where it is a number above zero: all of these are drawn on log scales."""
+    """One figure by context, shortest first; only finite positive values, since they are drawn on log scales."""
     return {int(x): y for x, y in _positive((int(context), entry.get(key)) for context, entry in found.items())}
 
 
@@ -91,7 +91,7 @@ def _drawn(lines: dict[str, Points]) -> dict[str, Points]:
 
 
 def _cut(lines: dict[str, Points], room: float, start: float = 0.0) -> Chart:
-    """A chart as tall as its steady lines need, with some room, where others would make it taller."""
+    """A chart cut off a little above its steady lines, if other lines are higher."""
     lines = _drawn(lines)
     steady = [y for name in STEADY for x, y in lines.get(name, []) if x >= start]
     highest = max((y for points in lines.values() for _, y in points), default=0.0)

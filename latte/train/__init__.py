@@ -1,4 +1,4 @@
-"""Training runs that any end can interrupt and the same command goes on with."""
+"""Training runs that can be interrupted at any moment and resumed by the same command."""
 
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe
 from latte.train.run import Result, fit, run_folder, train

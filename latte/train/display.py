@@ -1,4 +1,4 @@
-"""What a run shows and leaves of itself: a live line or plain ones, metrics.jsonl, TensorBoard."""
+"""Progress of a run: a live line or plain lines on the console, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LEFT_OUT = ("epoch", "step", "total_flos", "train_loss", "train_runtime", "train
 
 
 class Metrics(TrainerCallback):
-    """Writes each log to metrics.jsonl and TensorBoard, and measures the time that steps themselves take.
+    """Writes each log to metrics.jsonl and TensorBoard, and measures the time of the optimiser steps alone.
 
-    Resuming takes back what was written after the checkpoint, so that every step stands there once.
+    Resuming removes the lines written after the checkpoint, so that every step is logged once.
     """
 
     def __init__(self, folder: Path, tokens_per_step: int, progress: Any) -> None:
         self.folder, self.tokens_per_step, self.progress = folder, tokens_per_step, progress
         self.began = 0.0
-        self.window = [0, 0.0]  # steps and seconds since the last line
+        self.window = [0, 0.0]  # steps and seconds since the last log
         self.last: dict[str, float] = {}
 
     def on_train_begin(
@@ -81,7 +81,7 @@ class Metrics(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Also when training ended with an error."""
+        """Close the files; also called after an error."""
         for name in ("file", "board"):
             if hasattr(self, name):
                 getattr(self, name).close()

@@ -1,4 +1,4 @@
-"""A training run: a folder that a recipe fills, and that the same recipe goes on with after any end."""
+"""A training run: its model, batches, folder and result; the same recipe resumes it after an interruption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from latte.train.trainer import LatteTrainer, seed_everything, training_argument
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run comes to."""
+    """Figures of a finished run."""
 
     steps: int
     parameters: int
@@ -46,7 +46,7 @@ class Result:
 
 
 def train(recipe: Recipe, *, console: Console | None = None) -> Result:
-    """Train as the recipe says, or go on where an earlier call with the same recipe ended, whatever ended it.
+    """Train as the recipe says, or resume the run that an earlier call with the same recipe began.
 
     The final model is in ``out/model``, for ``AutoModelForCausalLM.from_pretrained``.
 
@@ -57,7 +57,7 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     folder = Path(recipe.out)
     settings = recipe.train
     if recipe.model.pretrained is None:
-        _config(recipe.model)  # a mistake in it is told before anything that takes time
+        _config(recipe.model)  # raise mistakes in the settings before any slow step
     args = training_arguments(folder, settings)
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     micro, accumulation = share(settings, args.world_size)
@@ -98,9 +98,9 @@ def fit(
     loss: Callable[[nn.Module, Batch], Tensor] | None = None,
     console: Console | None = None,
 ) -> Result:
-    """The loop itself, for any model, batches and loss: resumes from the folder's newest good checkpoint.
+    """The training loop for any model, batches and loss; resumes from the newest undamaged checkpoint of the folder.
 
-    Call it inside :func:`run_folder`, which makes sure that the folder is this run's and nobody else's.
+    Call it inside :func:`run_folder`, which locks the folder and checks that it belongs to this run.
     """
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     if is_finished(folder):
@@ -133,7 +133,7 @@ def fit(
 
 
 def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Any:
-    """The model that a recipe names, its vocabulary the tokenizer's.
+    """The model of a recipe, new or pretrained, with the tokenizer's vocabulary.
 
     Raises:
         UserError: an unknown name or setting, or a pretrained model with another vocabulary.
@@ -161,10 +161,10 @@ def _config(recipe: ModelRecipe, **settings: Any) -> LatteConfig:
 
 
 def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
-    """Rows that a process reads at once, and how many times before a step.
+    """Rows of a micro-batch, and the number of micro-batches that a process accumulates per step.
 
     Raises:
-        UserError: the batch can't be dealt out evenly.
+        UserError: the batch can't be divided evenly.
     """
     micro = settings.micro_batch_size or max(1, settings.batch_size // world_size)
     if settings.batch_size % (micro * world_size):
@@ -176,7 +176,7 @@ def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
 
 
 def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
-    """This process's part of the rows of every step."""
+    """The micro-batches of this process."""
     return StepBatches(
         rows,
         seed=settings.seed,
@@ -191,14 +191,14 @@ def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArgument
 def validation_loss(
     model: nn.Module, rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int
 ) -> float:
-    """Mean loss of a token, over ``eval_rows`` rows spread over the validation part; shared by all processes."""
+    """Mean loss per token over ``eval_rows`` rows, evenly spaced in the validation part; a collective call."""
     count = min(settings.eval_rows, len(rows))
     chosen = [index * len(rows) // count for index in range(count)]
     total = torch.zeros(2, dtype=torch.float64, device=args.device)
     per_call = micro * args.world_size
     for start in range(0, count, per_call):
         mine = chosen[start : start + per_call][args.process_index :: args.world_size]
-        # Every process runs the model equally often, since a sharded one needs them all.
+        # Every process calls the model equally often, since a sharded model communicates in each call.
         batch = {name: value.to(args.device) for name, value in rows.batch(mine or chosen[:1]).items()}
         items = int((batch["labels"] != -100).sum()) if mine else 0
         loss = model(**inputs_for(model, batch)).loss
@@ -209,7 +209,7 @@ def validation_loss(
 
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
-    """A batch in the model's own words: models of others know segments by positions that start again."""
+    """The batch as the model's arguments: transformers' models separate segments by position ids that restart at 0."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner.config, "model_type", "") == "latte":
         return batch
@@ -221,7 +221,7 @@ def inputs_for(model: nn.Module, batch: Batch) -> Batch:
 
 @contextmanager
 def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: str) -> Iterator[None]:
-    """Make or check a run's folder, and hold it against a second process of another run.
+    """Create or check a run's folder, and lock it against other processes.
 
     Raises:
         UserError: the folder belongs to another recipe or other data, or is in use, or is not a run's.
@@ -301,14 +301,14 @@ def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step
 
 
 def peak_memory() -> int:
-    """The most memory that this process has held, in bytes: on the GPU if it has one."""
+    """Peak memory of this process in bytes; on the GPU if there is one."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return memory.peak_memory()
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run's last weights are there, whole."""
+    """Whether a run's final model and result are complete."""
     try:
         verify_folder(folder / MODEL)
     except Damaged:
@@ -317,7 +317,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _shared(value: int | None, args: TrainingArguments) -> int | None:
-    """The first process's number, on every process."""
+    """Broadcast a number from the first process."""
     if args.world_size == 1:
         return value
     box = torch.tensor([-1 if value is None else value], device=args.device)

@@ -1,1 +1,1 @@
-"""Commands that run from start to end over the other rooms: load, convert, train, evaluate, write reports."""
+"""Whole experiments, from a recipe to a report: each loads, trains, evaluates and writes pages with the rooms above."""

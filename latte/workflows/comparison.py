@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]:
-    """Train, evaluate and measure every model, one after another; what was done before is not done again.
+    """Train, evaluate and measure every model, one after another; finished ones are read from their folders.
 
     Raises:
         UserError: settings or text that can't be used, or a training that failed.
@@ -51,7 +51,7 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
 
 
 def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
-    """The training recipe of every model, widths matched if that is asked for.
+    """The training recipe of every model, with matched MLP widths if the recipe says so.
 
     Raises:
         UserError: an unknown name or setting.
@@ -76,12 +76,12 @@ def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
 
 
 def vocabulary(recipe: CompareRecipe) -> int:
-    """Size of the vocabulary: the tokens are made before anything is trained, and shared by all."""
+    """Size of the vocabulary; the corpus is tokenised here, before any training, and shared by all models."""
     return len(prepare(recipe.data).tokenizer)
 
 
 def count_parameters(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any]) -> int:
-    """Parameters of a model, without making their memory."""
+    """Number of a model's parameters, counted on the meta device, without allocating them."""
     try:
         config = preset(variant, size, **{**extra, **overrides})
     except (ValueError, TypeError) as error:
@@ -141,7 +141,7 @@ def _train(settings: Recipe, isolate: bool) -> None:
     try:
         code = process.wait()
     except BaseException:
-        process.terminate()  # it saves and ends, and the next call goes on with it
+        process.terminate()  # it saves a checkpoint and ends; the next call resumes it
         process.wait()
         raise
     if code > 128:

@@ -1,4 +1,4 @@
-"""``latte extend``, whole: load, convert, teach in stages, judge, and write a folder that appears once it is whole."""
+"""``latte extend`` from start to end: load, convert, train in stages, evaluate, and write the model's folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KIND = "latte-extended-1"
 
 
 def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
-    """Extend a pretrained model as a recipe says, or go on where an earlier call with the same recipe ended.
+    """Extend a pretrained model as a recipe says, or resume an earlier call with the same recipe.
 
     Returns the folder of the extended model, for ``AutoModelForCausalLM.from_pretrained`` after ``import latte``.
 
@@ -102,21 +102,21 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
 
 
 def once(file: Path, measure: Callable[[], Any]) -> Any:
-    """What was measured, by this call or an earlier one."""
+    """The measurement in ``file``, made now if there is none."""
     if not file.is_file():
         write_text(file, json.dumps(measure()) + "\n")
     return json.loads(file.read_text())
 
 
 def checked(original: Original, options: dict[str, Any], corpus: Corpus) -> dict[str, float]:
-    """The conversion, on the beginning of the text."""
+    """Check the conversion on the first tokens of the corpus."""
     few = range(min(8, corpus.train.num_documents))
     ids = np.concatenate([corpus.train.document(index)[:TOKENS] for index in few]).astype(np.int64)
     return check_conversion(original.model.eval(), options, torch.from_numpy(ids))
 
 
 def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
-    """What was measured while each stage went on, by the tokens read until then, those of earlier stages included."""
+    """The validations of each stage, by the number of tokens read until then, earlier stages included."""
     found: dict[str, list[dict[str, float]]] = {}
     before = 0
     for stage in stages:
@@ -130,7 +130,7 @@ def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
 
 
 def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpus]:
-    """The pretrained model, and the text in its tokens."""
+    """The pretrained model, and the corpus encoded with its tokenizer."""
     if not recipe.model:
         raise UserError("no model was given: expected a folder, a name on the hub, a GGUF file, or smollm2-135m")
     original = load_original(recipe.model, console.print)
@@ -139,7 +139,7 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
 
 
 def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
-    """What the layers become, in the words of the mixer ``latte``."""
+    """The recipe's settings as options of the mixer ``latte``."""
     return {
         "window": recipe.window,
         "sinks": recipe.sinks,
@@ -152,7 +152,7 @@ def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
 def contenders(
     original: Original, model: LatteExtendedForCausalLM, options: dict[str, Any], recipe: ExtendRecipe
 ) -> list[Contender]:
-    """The pretrained model, what is left of it on its window, with its sinks too, and the extended one."""
+    """The pretrained model, the same with window attention alone, with window and sinks, and the extended model."""
     limit = recipe.judge.original_up_to or 2 * model.own_context
     sinks_too = convert(copy.deepcopy(original.model), options)
     alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
@@ -165,7 +165,7 @@ def contenders(
 
 
 def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str, Text]:
-    """What to measure on: the validation part, and the sources that the recipe names."""
+    """The texts to measure on: the validation part, the recipe's sources, and one long document."""
     judge, tokens = recipe.judge, corpus.valid
     asked = EvalRecipe(
         max_tokens=judge.max_tokens, max_document_tokens=judge.max_document_tokens, join_documents=judge.join_documents
@@ -175,7 +175,7 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
         text = read(asked)
         if sum(map(len, text.documents)) >= asked.max_tokens:
             return text
-        return read(replace(asked, max_document_tokens=None))  # few documents: then more of each
+        return read(replace(asked, max_document_tokens=None))  # too few documents: read more of each
 
     def held_out(asked: EvalRecipe) -> Text:
         return take(tokens.documents(), original.tokenizer, asked)
@@ -197,7 +197,7 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
 def write_result(
     folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
 ) -> None:
-    """The model, its tokenizer and card, the figures and a page of them, and the recipe."""
+    """Write the model, its tokenizer and card, the results as JSON, page and plots, and the recipe."""
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
