@@ -5,6 +5,12 @@ class UserError(ValueError):
     """A mistake in what was given, not in the program: commands print its message alone and exit with status 1."""
 
 
+def reason(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to stop, and did)
     """A run that ended early because a signal asked it to, with everything saved.
 

@@ -1,10 +1,11 @@
-"""Files and folders that are written whole or not at all, and known by their contents."""
+"""Files and folders that are written atomically and verified by checksums, and names on the hub."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-SCRATCH = ".part-"  # prefix of folders being written; whatever carries it is rubbish once its writer is gone
+SCRATCH = ".part-"  # prefix of files being written; a leftover of a killed process can be deleted
+
+#: A repository on the Hugging Face hub: ``name`` or ``owner/name``.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+RUNS = "runs/"  # where recipes put runs by default
 
 
 class Damaged(ValueError):  # noqa: N818  (reads as what the folder is)
@@ -31,8 +36,18 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
 
 
+def may_be_on_hub(name: str) -> bool:
+    """Whether a name can be a repository on the hub rather than a path on this machine that does not exist.
+
+    ``owner/name`` is taken for a path if there is a folder ``owner``, or if it begins with ``runs/``.
+    """
+    if HUB_NAME.fullmatch(name) is None or Path(name).exists() or name.startswith(RUNS):
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
+
+
 def write_text(path: Path, text: str) -> None:
-    """Replace a file's contents, whole or not at all, and on the disk when this returns."""
+    """Replace a file's contents atomically; they are on disk when this returns."""
     scratch = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-{path.name}")
     try:
         with scratch.open("w", encoding="utf-8") as file:
@@ -48,9 +63,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_folder(path: Path, **about: Any) -> Iterator[Path]:
-    """A scratch folder to fill; on leaving it becomes ``path``, with a manifest of checksums, on the disk, at once.
+    """A scratch folder that is renamed to ``path`` on exit, with a manifest of checksums and synced to disk.
 
-    If the body fails nothing is left behind, and what stood at ``path`` before still stands.
+    If the body raises, the scratch folder is removed and an earlier folder at ``path`` is unchanged.
 
     Args:
         about: JSON values to record in the manifest.
@@ -79,7 +94,7 @@ def verify_folder(path: Path) -> dict[str, Any]:
         checksum = manifest.pop("checksum")
     except (OSError, ValueError, AttributeError, KeyError) as error:
         raise Damaged(f"{path.name}/{MANIFEST} is missing or unreadable") from error
-    # The text itself is compared, not only its meaning: then a changed space is a change too.
+    # Compare the text and not only the parsed values, so that changed white space is noticed as well.
     if digest_json(manifest) != checksum or text != _canonical({**manifest, "checksum": checksum}):
         raise Damaged(f"{path.name}/{MANIFEST} does not have the checksum it states")
     present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {MANIFEST}
@@ -94,13 +109,13 @@ def verify_folder(path: Path) -> dict[str, Any]:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what writers that were killed left in ``folder``; only for a folder that nobody writes to now."""
+    """Remove unfinished files of killed processes; only for a folder that no process is writing to."""
     for path in folder.glob(f"{SCRATCH}*"):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder so that no half of it is ever seen under its own name."""
+    """Remove a file or folder; a folder is renamed first, so that it never exists in part under its own name."""
     if path.is_dir() and not path.name.startswith(SCRATCH):
         aside = path.with_name(f"{SCRATCH}{secrets.token_hex(4)}-{path.name}")
         path.rename(aside)

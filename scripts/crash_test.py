@@ -37,7 +37,7 @@ from latte.recipe import (
 
 # Children are forked from a process that has imported everything, so that a restart costs no seconds of imports.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["latte.train", "latte.extend.run"])
+CONTEXT.set_forkserver_preload(["latte.train", "latte.workflows.extension"])
 
 Task = Recipe | ExtendRecipe
 
@@ -109,7 +109,7 @@ def work(recipe: Task) -> None:
 
     torch.set_num_threads(1)
     if isinstance(recipe, ExtendRecipe):
-        from latte.extend.run import extend
+        from latte.workflows.extension import extend
 
         extend(recipe)
     else:

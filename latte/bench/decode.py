@@ -10,6 +10,7 @@ from latte.bench.figures import Contender, Figure, Plan, sweep
 from latte.bench.harness import Call
 from latte.bench.machine import Peaks
 from latte.bench.sizes import OURS, Size, parameters
+from latte.eval.decode_timing import random_cache
 from latte.models import LatteCache
 
 LLAMA = "Llama (transformers)"
@@ -82,8 +83,7 @@ class _Ours:
 
 
 class _Llama:
-    """transformers' Llama with the default cache, filled with random keys and values: reading them first would take
-    quadratic time, and the time of a token does not depend on what the cache holds."""
+    """transformers' Llama with the default cache, filled with random keys and values."""
 
     def __init__(self, size: Size) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -106,12 +106,7 @@ class _Llama:
         return 2.0 * self.size.layers * self.size.width * 4.0 * context
 
     def prepare(self, context: int) -> Call:
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self.model.config)
-        shape = (1, self.size.heads, context, self.size.width // self.size.heads)
-        for layer in range(self.size.layers):
-            cache.update(torch.randn(shape), torch.randn(shape), layer)
+        cache = random_cache(self.model, context)
 
         def call() -> None:
             _decode(self.model, cache)

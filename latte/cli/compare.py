@@ -22,8 +22,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(recipe: CompareRecipe) -> int:
     """Compare, print the table and write it beside the runs."""
-    from latte.eval.compare import compare
-    from latte.eval.table import rich_table, write
+    from latte.report.comparison import rich_table, write
+    from latte.workflows.comparison import compare
 
     notes = Console(file=sys.stderr)
     try:

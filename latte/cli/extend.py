@@ -24,8 +24,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(recipe: ExtendRecipe) -> int:
     """Extend, and say what came of it."""
-    from latte.extend.card import perplexity_table
-    from latte.extend.run import extend
+    from latte.report.model_card import perplexity_table
+    from latte.workflows.extension import extend
 
     if recipe.dry_run:
         return show_plan(recipe)
@@ -46,8 +46,8 @@ def run(recipe: ExtendRecipe) -> int:
 
 def show_plan(recipe: ExtendRecipe) -> int:
     """Print the plan and touch nothing but the token cache."""
-    from latte.extend.plan import make_plan
-    from latte.extend.run import mixer_options, open_inputs
+    from latte.workflows.estimate import estimate_cost as make_plan
+    from latte.workflows.extension import mixer_options, open_inputs
 
     console = Console()
     original, corpus = open_inputs(recipe, Console(file=sys.stderr))

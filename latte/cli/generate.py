@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(recipe: GenerateRecipe) -> int:
     """Read, perhaps save, and write to standard output."""
     from latte.eval.generate import Reader, stream_text, text_blocks
-    from latte.eval.run import load
+    from latte.loading import load
 
     with _prompt(recipe) as (file, size):
         model, tokenizer = load(recipe.model)

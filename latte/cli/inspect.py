@@ -33,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(model: str, text: str, out: Path, tokens: int = 512) -> int:
     """Write the page and say where it is."""
-    from latte.report import inspect_text, load, render_inspection  # heavy: after the settings are known to be good
+    from latte.loading import load_folder as load  # heavy: after the settings are known to be good
+    from latte.report import inspect_text, render_inspection
 
     console = Console()
     loaded, tokenizer = load(model)

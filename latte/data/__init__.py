@@ -1,8 +1,18 @@
-"""Text to rows of tokens: sources, tokenizers, token files cached by content, and an order that needs no memory."""
+"""Text to rows of tokens: sources, tokenizers, token files cached by content, and a stateless shuffled order."""
 
-from latte.data.packing import Order, Rows, StepBatches
+from latte.data.corpus import Corpus, CorpusPart, prepare
+from latte.data.packing import Batch, Order, PackedRows, StepBatches
 from latte.data.sources import open_source
-from latte.data.tokens import Corpus, Tokens, prepare
 from latte.recipe import DataRecipe
 
-__all__ = ["Corpus", "DataRecipe", "Order", "Rows", "StepBatches", "Tokens", "open_source", "prepare"]
+__all__ = [
+    "Batch",
+    "Corpus",
+    "CorpusPart",
+    "DataRecipe",
+    "Order",
+    "PackedRows",
+    "StepBatches",
+    "open_source",
+    "prepare",
+]

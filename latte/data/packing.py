@@ -1,32 +1,32 @@
-"""Rows of a fixed length, packed with documents; which of them a step reads is a pure function of seed and step."""
+"""Documents packed into rows of a fixed length; the rows of a step are a pure function of seed and step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from latte.data.tokens import Tokens
+from latte.data.corpus import CorpusPart
 from latte.errors import UserError
 
 IGNORE = -100
+Batch = dict[str, Tensor]
 
 
-class Rows:
-    """A part of a corpus as rows of ``length`` tokens, one after another; what does not fill the last one is left out.
+class PackedRows:
+    """A part of a corpus cut into consecutive rows of ``length`` tokens; an incomplete last row is dropped.
 
-    A document longer than what is left of its row goes on in the next, which starts fresh: every row's first token
+    A document that does not fit into its row continues in the next one as a new segment: the first token of every row
     begins a segment.
 
     Raises:
         UserError: fewer tokens than one row.
     """
 
-    def __init__(self, tokens: Tokens, length: int, part: str = "corpus") -> None:
+    def __init__(self, tokens: CorpusPart, length: int, part: str = "corpus") -> None:
         self.tokens, self.length = tokens, length
         if len(tokens.ids) < length:
             raise UserError(
@@ -37,10 +37,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens.ids) // self.length
 
-    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+    def batch(self, rows: Sequence[int]) -> Batch:
         """``input_ids``, ``labels`` and ``reset``, each (rows, length).
 
-        A label is -100 where nothing can predict it: the first token of each segment. So labels count what is learned.
+        The label of each segment's first token is -100, since no token before it predicts it.
         """
         ids = torch.from_numpy(
             np.stack([self.tokens.ids[row * self.length : (row + 1) * self.length].astype(np.int64) for row in rows])
@@ -59,7 +59,7 @@ class Rows:
 
 
 class Order:
-    """Which row is the n-th to be read: every row once an epoch, each epoch in an order of its own."""
+    """The n-th row of training: every row once per epoch, each epoch in a different order."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows, self.seed = num_rows, seed
@@ -75,19 +75,19 @@ class Order:
 
 @lru_cache(maxsize=2)
 def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    # Philox is counter-based and its stream is fixed by numpy for good, on every machine.
+    # Philox is counter-based, and numpy guarantees the same stream on every machine and in every version.
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
 
 
-class StepBatches(torch.utils.data.Dataset[dict[str, Tensor]]):
+class StepBatches(torch.utils.data.Dataset[Batch]):
     """Micro-batches of one process, numbered from the start of the run; number n belongs to step n // accumulation.
 
-    A step's rows are dealt to processes in turn, so that however many there are, together they read the same rows.
+    The rows of a step are dealt to the processes in turn, so that any number of processes together reads the same rows.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        rows: PackedRows,
         *,
         seed: int,
         steps: int,
@@ -105,7 +105,7 @@ class StepBatches(torch.utils.data.Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return self.steps * self.accumulation
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Batch:
         step, micro = divmod(index, self.accumulation)
         mine = self.order.step(step, self.batch_size)[self.rank :: self.world_size]
         return self.rows.batch(mine[micro * self.micro : (micro + 1) * self.micro])

@@ -1,4 +1,4 @@
-"""Where text comes from: each source gives its documents in a fixed order, and a digest of its contents."""
+"""Sources of text: each yields its documents in a fixed order, and has a digest of its contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from latte.errors import UserError
+from latte.errors import UserError, reason
 from latte.files import digest_file, digest_json
 from latte.recipe import DataRecipe
 
@@ -20,12 +20,12 @@ TEXT_SUFFIXES = frozenset(
     (".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".sql", ".sh", ".py", ".pyi", ".c", ".h")
 )
 JSON_SUFFIXES = frozenset((".jsonl", ".ndjson"))
-# Not source code that people wrote to be read: tests, bundled wheels, installed packages.
+# Not part of the standard library's source code: tests, bundled wheels, installed packages.
 STDLIB_LEFT_OUT = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages", "_bundled", "__pycache__"))
 
 
 class Source(Protocol):
-    """Documents that can be read again and again."""
+    """Documents that can be iterated over any number of times."""
 
     def documents(self) -> Iterator[str]: ...
 
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 def open_source(name: str, recipe: DataRecipe) -> Source:
-    """The source that ``name`` means under a recipe's settings.
+    """The source called ``name``, with a recipe's settings.
 
     Raises:
         UserError: nothing there, or nothing in a known format.
@@ -52,7 +52,7 @@ def open_source(name: str, recipe: DataRecipe) -> Source:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Text, JSON lines and parquet files; names are relative to ``root`` so that a moved folder is the same source."""
+    """Text, JSON lines and parquet files; the digest uses names relative to ``root``, so a folder may move."""
 
     root: Path
     files: tuple[Path, ...]
@@ -123,8 +123,9 @@ class HubSource:
         try:
             rows = datasets.load_dataset(self.name, self.config, split=self.split)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"the dataset {self.name!r} (split {self.split!r}) can't be loaded: {reason}") from error
+            raise UserError(
+                f"the dataset {self.name!r} (split {self.split!r}) can't be loaded: {reason(error)}"
+            ) from error
         if self.text_field not in rows.column_names:
             raise UserError(_no_field(self.text_field, rows.column_names, f"the dataset {self.name!r}"))
         return rows
@@ -135,7 +136,7 @@ class HubSource:
                 yield str(row[self.text_field])
 
     def digest(self) -> str:
-        # datasets' own fingerprint depends on paths and times for local files; the text does not.
+        # The fingerprint of datasets depends on paths and times of local files, so hash the text itself.
         total = hashlib.sha256()
         for text in self.documents():
             total.update(hashlib.sha256(text.encode("utf-8", "replace")).digest())
@@ -167,7 +168,7 @@ def _stdlib() -> FileSource:
     root = Path(sysconfig.get_path("stdlib"))
     found = []
     for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name not in STDLIB_LEFT_OUT]  # site-packages may be huge: never enter it
+        inner[:] = [name for name in inner if name not in STDLIB_LEFT_OUT]  # do not walk site-packages, it may be huge
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     files = tuple(sorted(found, key=lambda path: path.relative_to(root).as_posix()))
     if not files:

@@ -1,4 +1,4 @@
-"""Tokenizers: trained here, plain bytes, or any of transformers'."""
+"""Tokenizers: byte-level BPE trained here, plain bytes, or any tokenizer of transformers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from latte.errors import UserError
-from latte.files import digest_json
+from latte.errors import UserError, reason
+from latte.files import digest_json, may_be_on_hub
 
 END_OF_TEXT = "<|endoftext|>"
 # Longer documents are encoded in pieces: one call on a hundred megabytes would need gigabytes.
@@ -42,25 +42,32 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of transformers, by folder or name.
+def load_tokenizer(name: str, *, source: object = None, **settings: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer of transformers, by folder or name on the hub; no code of its repository is run.
+
+    Args:
+        source: the model that the tokenizer belongs to, for messages; None if the user named the tokenizer itself.
+        settings: passed to ``from_pretrained``.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it marks neither the beginning nor the end of a document.
     """
+    unknown = f"there is no tokenizer {name!r}: neither bpe nor bytes, a folder, or a name on the hub"
+    if source is None and not Path(name).exists() and not may_be_on_hub(name):
+        raise UserError(unknown)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"there is no tokenizer {name!r}: neither bpe nor bytes, a folder, or a name on the hub"
-        ) from error
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **settings)
+    except Exception as error:  # transformers and tokenizers raise errors of many types
+        message = unknown if source is None else f"there is no usable tokenizer in {source}: {reason(error)}"
+        raise UserError(message) from error
     if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        raise UserError(f"the tokenizer {name!r} has neither a first nor a last token of a document (bos, eos)")
+        which = repr(name) if source is None else f"in {source}"
+        raise UserError(f"the tokenizer {which} has neither a first nor a last token of a document (bos, eos)")
     return tokenizer
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Changes with anything that changes what the tokenizer gives."""
+    """A digest of everything that determines the tokenizer's output."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     core: Any = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     return digest_json([core, tokenizer.bos_token_id, tokenizer.eos_token_id])
@@ -74,7 +81,7 @@ def is_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[np.ndarray]:
-    """Each document's ids: the first-token mark, the text, the end mark. They are one token where there is only one."""
+    """Each document's ids: bos, the text, eos. Without a bos token the document begins with eos."""
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     last = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     if is_bytes(tokenizer):
@@ -88,7 +95,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[np.ndarray]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:  # on all cores, and without the wrapper's bookkeeping
+    if backend is not None:  # uses all cores and skips the wrapper's overhead
         return (
             np.array(part.ids, dtype=np.int64) for part in backend.encode_batch_fast(texts, add_special_tokens=False)
         )
@@ -99,7 +106,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[np
 def pieces(text: str, size: int = PIECE) -> Iterator[str]:
     """The text in parts of about ``size`` characters, cut before a space between words where there is one.
 
-    A word with the space before it is what byte-level tokenizers see as one unit, so such a cut changes no token.
+    Byte-level tokenizers pre-tokenise a word together with the space before it, so such a cut changes no token.
     """
     start = 0
     while len(text) - start > size:
@@ -111,7 +118,7 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def cut_point(text: str, start: int, end: int) -> int:
-    """The last place in ``text[start:end]`` where a single space stands between two words; ``end`` if there is none."""
+    """The index of the last single space between two words in ``text[start:end]``; ``end`` if there is none."""
     at = text.rfind(" ", start + 1, end - 1)
     while at > start:
         if not text[at - 1].isspace() and not text[at + 1].isspace():
@@ -121,10 +128,10 @@ def cut_point(text: str, start: int, end: int) -> int:
 
 
 def check_fits(tokenizer: PreTrainedTokenizerBase, vocab_size: int, model: str) -> None:
-    """Hold a tokenizer to a model's vocabulary.
+    """Compare a tokenizer with the size of a model's vocabulary.
 
     Raises:
-        UserError: it makes ids that the model does not know.
+        UserError: it has more tokens than the model.
     """
     if len(tokenizer) > vocab_size:
         raise UserError(
@@ -146,7 +153,7 @@ def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _byte_symbol(byte: int) -> str:
-    """The printable character that byte-level tokenizers write for a byte."""
+    """The printable character that stands for a byte in byte-level tokenizers."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in printable:
         return chr(byte)

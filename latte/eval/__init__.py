@@ -1,4 +1,4 @@
-"""Evaluation, comparison and generation, all by streaming with the model's state."""
+"""Evaluation and generation, both by streaming with the model's state."""
 
 from latte.eval.stream import AtContext, AtPosition, Evaluation, Text, evaluate
 from latte.recipe import EvalRecipe

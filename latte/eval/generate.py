@@ -1,4 +1,4 @@
-"""Reading a prompt of any length and continuing it, with nothing kept but the model's state."""
+"""Reading a prompt of any length and continuing it; only the model's state is kept in memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from latte.recipe import GenerateRecipe
 
 KIND = "latte-reading-1"
 BLOCK = 1 << 16  # bytes of a prompt read at once
-REMEMBERED = 1024  # tokens that the repetition penalty looks back on
+REMEMBERED = 1024  # written tokens that the repetition penalty applies to
 
 
 class Reader:
-    """A model in the middle of a text: a state of all it has read but the last token, and that token.
+    """A model and its position in a text: the state after all tokens but the last, and that last token.
 
-    The last token waits, since what follows it is known only when it is read; so a saved reading can both be continued
-    and be given more text.
+    The last token is read when the next one is needed, so that a saved reader can either continue the text or read more
+    of it.
     """
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, chunk: int = 512) -> None:
         self.model, self.tokenizer, self.chunk = model.eval(), tokenizer, chunk
         self.cache: Any = None
         self.waiting: int | None = None
-        self.count = 0  # tokens read, the waiting one too
+        self.count = 0  # tokens read, the waiting one included
 
     def read_ids(self, ids: list[int]) -> None:
         """Read tokens."""
@@ -56,22 +56,22 @@ class Reader:
             self._forward(pending[start : start + self.chunk])
 
     def read_blocks(self, blocks: Iterator[str]) -> None:
-        """Read text that comes in blocks, cut where no token spans the cut, after the mark of a document's start."""
+        """Read bos and then text in blocks, which are joined and cut where no token crosses the cut."""
         if self.count == 0:
             first = self.tokenizer.bos_token_id
             self.read_ids([] if first is None else [first])
-        held = ""
+        pending = ""
         for block in blocks:
-            held += block
-            cut = cut_point(held, 0, len(held)) if len(held) > 1 else len(held)
-            if cut == len(held) and len(held) < 16 * BLOCK:
-                continue  # no good place yet: wait for more
-            self._read_text(held[:cut])
-            held = held[cut:]
-        self._read_text(held)
+            pending += block
+            cut = cut_point(pending, 0, len(pending)) if len(pending) > 1 else len(pending)
+            if cut == len(pending) and len(pending) < 16 * BLOCK:
+                continue  # no place to cut yet: wait for more
+            self._read_text(pending[:cut])
+            pending = pending[cut:]
+        self._read_text(pending)
 
     def write(self, recipe: GenerateRecipe) -> Iterator[int]:
-        """Tokens that follow, one by one; each is read as it is given.
+        """Sample tokens one at a time; each is read before the next is sampled.
 
         Raises:
             UserError: nothing was read yet, and the model has no token to start with.
@@ -97,7 +97,7 @@ class Reader:
             yield token
 
     def save(self, folder: Path) -> None:
-        """Keep the reading, whole or not at all.
+        """Write the state and the waiting token to a folder, atomically.
 
         Raises:
             UserError: nothing was read yet, the model keeps no state of one size, or the disk is full.
@@ -115,7 +115,7 @@ class Reader:
             raise UserError(f"the state could not be written to {folder}: {error.strerror}") from error
 
     def load(self, folder: Path) -> None:
-        """Go on with a reading that was saved.
+        """Continue from a saved state.
 
         Raises:
             UserError: there is none, it is damaged, or it is of another model.
@@ -139,7 +139,7 @@ class Reader:
 
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
-        """Read tokens and give the logits after the last."""
+        """Read tokens and return the logits after the last."""
         tokens = torch.tensor([ids], device=self.model.device)
         output = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
@@ -147,7 +147,7 @@ class Reader:
 
 
 def stream_text(reader: Reader, recipe: GenerateRecipe) -> Iterator[str]:
-    """The continuation as text, in pieces that are whole characters."""
+    """The continuation as text, in pieces of complete characters."""
     tokenizer = reader.tokenizer
     done: list[int] = []
     shown = ""
@@ -155,9 +155,9 @@ def stream_text(reader: Reader, recipe: GenerateRecipe) -> Iterator[str]:
         done.append(token)
         text = str(tokenizer.decode(done, skip_special_tokens=True))
         if text.endswith("\ufffd"):
-            continue  # half a character: its other bytes are still to come
+            continue  # an incomplete character: its other bytes follow
         yield text[len(shown) :]
-        # Start afresh now and then, so that long texts don't decode ever longer lists.
+        # Start again at line ends, so that the list to decode stays short.
         done, shown = ([], "") if len(done) > 64 and text.endswith("\n") else (done, text)
 
 
@@ -171,7 +171,7 @@ def text_blocks(file: IO[bytes], on_bytes: Callable[[int], None] = lambda count:
 
 
 def fingerprint(model: Any) -> str:
-    """Tells models apart by their configuration and a few of every tensor's numbers."""
+    """A digest of a model's configuration and the first values of each parameter."""
     total = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
     for name, tensor in model.named_parameters():
         total.update(f"{name}{tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""What to evaluate: a model by folder or name, on its own validation text or any other."""
+"""``latte eval``: a model by folder or name, on its run's validation text or any other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from latte.data import open_source, prepare
-from latte.data.tokenizer import check_fits, encode_documents, load_tokenizer
+from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.eval.stream import Evaluation, Text, evaluate, longest_context
 from latte.files import write_text
-from latte.recipe import DataRecipe, EvalRecipe, Recipe, from_yaml
-from latte.train.run import CONFIG, FINAL, load_model
+from latte.loading import load
+from latte.loading.layout import read_recipe
+from latte.recipe import DataRecipe, EvalRecipe
 
 
 def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[Evaluation, Text]:
@@ -36,34 +37,22 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
     return result, text
 
 
-def load(name: str, tokenizer_name: str | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, by run folder, model folder or name on the hub."""
-    model = load_model(name)
-    folder = Path(name) / FINAL
-    tokenizer = load_tokenizer(tokenizer_name or (str(folder) if folder.is_dir() else name))
-    check_fits(tokenizer, model.config.vocab_size, name)
-    return model.eval(), tokenizer
-
-
 def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
-    """The documents that a recipe means, up to its number of tokens."""
-    run = Path(recipe.model) / CONFIG
+    """The documents of a recipe's source, or of the run's validation part, up to ``max_tokens``."""
     if recipe.source is not None:
         settings = DataRecipe(
             source=recipe.source, format=recipe.format, text_field=recipe.text_field, separator=recipe.separator
         )
         texts = open_source(recipe.source, settings).documents()
         return take(_encoded(tokenizer, texts), tokenizer, recipe)
-    if not run.is_file():
+    run = read_recipe(recipe.model)
+    if run is None:
         raise UserError(f"{recipe.model} is not a run's folder, so it has no validation text of its own: give --source")
-    corpus = prepare(from_yaml(Recipe, run).data)
-    tokens = corpus.valid
-    pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-    return take(pairs, tokenizer, recipe)
+    return take(prepare(run.data).valid.documents(), tokenizer, recipe)
 
 
 def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:
-    """Documents of at least the least length and up to the largest, until the tokens are enough."""
+    """Documents of at least ``min_document_tokens``, cut to ``max_document_tokens``, up to ``max_tokens`` in all."""
     documents: list[np.ndarray] = []
     left, num_bytes = recipe.max_tokens, 0
     for ids, size in pairs:
@@ -84,9 +73,9 @@ def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizer
 
 
 def default_contexts(recipe: EvalRecipe, model: Any) -> list[int]:
-    """From a quarter of the training length to eight times it, as far as the model can read."""
-    run = Path(recipe.model) / CONFIG
-    trained = from_yaml(Recipe, run).data.sequence_length if run.is_file() else 512
+    """A quarter of the training length to eight times it, as far as the model's positions allow."""
+    run = read_recipe(recipe.model)
+    trained = 512 if run is None else run.data.sequence_length
     limit = longest_context(model)
     lengths = [max(1, trained // 4), max(1, trained // 2), trained, 2 * trained, 4 * trained, 8 * trained]
     return [length for length in lengths if limit is None or length <= limit]

@@ -1,4 +1,4 @@
-"""Evaluation by streaming: text of any length is read chunk by chunk, and only the model's state is carried along."""
+"""Evaluation by streaming: text of any length is read in chunks, and only the model's state is kept between them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from latte.errors import UserError
 
-# Logits held at a time, about: 2^24 floats are 64 MB.
+# Logits in memory at a time, about: 2^24 floats are 64 MB.
 LOGITS_AT_ONCE = 1 << 24
 TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class AtContext:
-    """How well tokens are predicted when text is read in stretches of ``context`` tokens."""
+    """Loss of the same tokens when text is read in stretches of ``context`` tokens."""
 
     context: int
     tokens: int
-    loss: float  # nats a token
+    loss: float  # nats per token
     perplexity: float
     bits_per_byte: float
     tokens_per_second: float
@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to score: their ids, and how many bytes of text they stand for."""
+    """Documents to score: their ids, and the number of bytes of their text."""
 
     documents: list[np.ndarray]
     num_bytes: int
@@ -75,7 +75,7 @@ def evaluate(
 
     Args:
         chunk: tokens of a row read at once; changes nothing but speed and memory.
-        on_tokens: told how many tokens were read.
+        on_tokens: called with the number of tokens of each chunk.
 
     Raises:
         UserError: no text, or a context that is not positive or beyond the model's learned positions.
@@ -107,13 +107,13 @@ def evaluate(
 
 
 def longest_context(model: Any) -> int | None:
-    """The most tokens that a model can read, where its positions are a table; None if it reads any number."""
+    """The longest context of a model with learned positions; None if it reads any number of tokens."""
     config = model.config
     return config.max_position_embeddings if getattr(config, "position_embedding", None) == "learned" else None
 
 
 def state_bytes(cache: Any) -> int:
-    """Bytes of a cache, ours or transformers'."""
+    """Bytes of a cache of this project or of transformers."""
     if cache is None:
         return 0
     if hasattr(cache, "nbytes"):
@@ -126,17 +126,17 @@ def state_bytes(cache: Any) -> int:
 def _score(
     model: Any, documents: list[np.ndarray], context: int, chunk: int, on_tokens: Callable[[int], None]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Sum of losses and number of tokens by bin of position, and the state's bytes a row."""
+    """Sum of losses and number of tokens by bin of position, and the bytes of state per row."""
     edges = _edges(context)
     sums, counts = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=np.int64)
     model.eval()
     chunk = min(chunk, context)
     rows = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size) // chunk)
-    held = 0
+    largest = 0
     for batch in _stretches(documents, context, rows):
         cache = None
         for start in range(0, len(batch[0]) - 1, chunk):
-            # Longest first, so that rows that have ended are the last ones: drop them.
+            # Rows are sorted by length, so the rows that have ended are the last ones: drop them.
             batch = [stretch for stretch in batch if len(stretch) - 1 > start]
             if cache is not None:
                 cache.batch_select_indices(torch.arange(len(batch), device=model.device))
@@ -150,13 +150,13 @@ def _score(
             place = np.searchsorted(edges, start + 1 + np.nonzero(real)[1], side="right") - 1
             np.add.at(sums, place, losses_BT[real])
             np.add.at(counts, place, 1)
-            held = max(held, state_bytes(cache) // len(batch))
+            largest = max(largest, state_bytes(cache) // len(batch))
             on_tokens(int(real.sum()))
-    return sums, counts, held
+    return sums, counts, largest
 
 
 def _stretches(documents: list[np.ndarray], context: int, rows: int) -> Iterator[list[np.ndarray]]:
-    """Stretches of ``context`` tokens and the one that the last of them predicts, longest first, in batches."""
+    """Stretches of ``context`` tokens and the token after them, longest first, in batches."""
     cut = [
         document[start : start + context + 1]
         for document in documents
@@ -168,7 +168,7 @@ def _stretches(documents: list[np.ndarray], context: int, rows: int) -> Iterator
 
 
 def _chunk(batch: list[np.ndarray], start: int, chunk: int) -> tuple[Tensor, Tensor]:
-    """Ids and what they predict; rows that end inside are filled up with what nothing depends on."""
+    """Ids and targets of a chunk; rows that end inside it are padded with id 0 and target -100."""
     width = min(chunk, len(batch[0]) - 1 - start)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     targets = torch.full((len(batch), width), -100)
@@ -183,7 +183,7 @@ def _edges(context: int) -> np.ndarray:
     """1, 2, 3, 4, 6, 8, 11, ...: two bins for each doubling; the last edge is beyond the context."""
     steps = np.arange(0, 2 * math.log2(context + 1) + 2)
     edges = np.unique(np.round(2 ** (steps / 2)).astype(np.int64))
-    # A last bin of a position or two would be mostly noise: it joins the one before.
+    # A last bin of one or two positions would be mostly noise: merge it into the one before.
     return np.append(edges[(edges * 1.25 <= context) | (edges == 1)], context + 1)
 
 

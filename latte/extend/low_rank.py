@@ -1,4 +1,4 @@
-"""Low-rank additions to the pretrained attention projections, by peft, for as long as a stage lasts."""
+"""Low-rank additions (LoRA, by peft) to the pretrained attention projections during a training stage."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from latte.extend.model import LatteExtendedForCausalLM
-from latte.recipe import StageRecipe
 
 ATTENTION_PROJECTIONS = r".*\.attention\.(q_proj|k_proj|v_proj|o_proj)"
 
 
 @contextmanager
-def low_rank(model: LatteExtendedForCausalLM, settings: StageRecipe) -> Iterator[None]:
-    """The model with low-rank additions to its attention projections while the stage lasts; merged when it is done."""
-    rank = getattr(settings, "lora_rank", 0)
+def low_rank(model: LatteExtendedForCausalLM, rank: int) -> Iterator[None]:
+    """Add trainable matrices of a rank to the attention projections, and merge them into the weights at the end.
+
+    With rank 0 the model is left as it is.
+    """
     if not rank:
         yield
         return
@@ -31,7 +32,7 @@ def low_rank(model: LatteExtendedForCausalLM, settings: StageRecipe) -> Iterator
 
 @contextmanager
 def without_low_rank(model: nn.Module) -> Iterator[None]:
-    """The pretrained weights without what a stage adds to them, for a while."""
+    """Switch the low-rank additions off: the model computes with the pretrained weights alone."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]

@@ -66,10 +66,8 @@ def shared_overrides(variant: str, size: str, overrides: dict[str, Any]) -> dict
     """
     cls, fill = _known("variant", variant, variants())
     own = {**fill(_known("size", size, SIZES)).get("mixer_options", {})}
-    defaults = (
-        {field.name: field.default for field in dataclasses.fields(cls.Options)} if option_names(cls.Options) else {}
-    )
-    used = {name for name, default in defaults.items() if default is not None} | set(own)
+    set_by_default = {name for name in option_names(cls.Options) if getattr(cls.Options, name, None) is not None}
+    used = set_by_default | set(own)
     return {name: value for name, value in overrides.items() if name in config_fields() or name in used}
 
 

@@ -11,19 +11,19 @@ from latte.recipe.train import DataRecipe, ModelRecipe, TrainRecipe
 
 @dataclass
 class CompareRecipe:
-    """Several models, the same text, tokens and settings."""
+    """Several models trained on the same text and tokens with the same settings."""
 
     out: str = "runs/compare"
     """Folder of the comparison: a run's folder for each model, and the table and plots."""
     variants: list[str] = field(default_factory=lambda: ["latte-r-swa++", "transformer++"])
-    """What to compare: variants, as in model.variant, or names of mixers, which then take attention's place in a
+    """Variants to compare, as in model.variant, or names of mixers, which replace the attention of a
     transformer++."""
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Settings of single ones by name, beside model.overrides, which all of them get where they have such a setting."""
+    """Overrides of single variants by name; model.overrides applies to every variant that has the setting."""
     match_parameters: bool = False
-    """Give each the MLP width that brings it nearest to the parameters of match."""
+    """Choose each MLP width so that the number of parameters is nearest to that of match."""
     match: str | None = None
-    """Whose parameters to match; the default is the largest."""
+    """The variant whose number of parameters is matched; the default is the largest."""
     data: DataRecipe = field(default_factory=DataRecipe)
     """Text and tokens."""
     model: ModelRecipe = field(default_factory=ModelRecipe)
@@ -37,17 +37,17 @@ class CompareRecipe:
     min_document_tokens: int = 0
     """Score only validation documents of at least this length."""
     join_documents: bool = False
-    """Score all validation documents as one, one after another."""
+    """Concatenate all validation documents and score them as one."""
     decode_context: int = 1024
-    """Tokens before the ones whose speed of writing is measured."""
+    """Length of context at which decoding is timed."""
     decode_tokens: int = 32
-    """How many tokens to write for it."""
+    """Number of tokens decoded for the timing."""
     sample_prompt: str = ""
-    """A prompt that each model continues, for the eye."""
+    """A prompt that each model continues, as a sample."""
     sample_tokens: int = 100
-    """How many tokens of it; 0 for none."""
+    """Number of tokens of the sample; 0 for none."""
     isolate: bool = True
-    """Train each model in a process of its own, so that the memory measured is its own."""
+    """Train each model in its own process, so that its peak memory can be measured."""
 
     def __post_init__(self) -> None:
         if len(self.variants) < 1 or len(set(self.variants)) != len(self.variants):

@@ -1,4 +1,4 @@
-"""Settings of extending a pretrained model: its stages, and how it is judged."""
+"""Settings of extending a pretrained model: its stages and its evaluation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Literal
 from latte.errors import UserError
 from latte.recipe.train import DataRecipe, TrainRecipe
 
+#: The stages in the order in which they run; each is a field of ExtendRecipe.
+STAGES = ("transfer", "distil", "lengthen")
+
 
 @dataclass
 class StageRecipe:
-    """One stage of teaching an extended model."""
+    """One training stage of an extended model."""
 
     steps: int = 0
-    """Optimiser steps; 0 leaves the stage out."""
+    """Optimiser steps; 0 skips the stage."""
     sequence_length: int = 1024
     """Tokens in a row."""
     batch_size: int = 1
@@ -26,19 +29,19 @@ class StageRecipe:
     warmup_steps: int = 10
     """Steps in which the learning rate rises from 0 to its peak."""
     final_learning_rate_ratio: float = 0.1
-    """What is left of the learning rate at the last step, as a part of its peak."""
+    """Learning rate at the last step, as a fraction of its peak."""
     weight_decay: float = 0.0
-    """Decay of matrices."""
+    """Weight decay of matrices."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     log_every: int = 10
-    """Steps between lines of metrics."""
+    """Steps between logs."""
     eval_every: int = 100
     """Steps between validations; 0 validates at the end only."""
     eval_rows: int = 4
-    """Rows to validate on."""
+    """Rows of a validation."""
     save_every: int = 50
     """Steps between checkpoints."""
 
@@ -49,7 +52,7 @@ class StageRecipe:
             raise UserError(f"sequence_length of a stage is {self.sequence_length}, expected at least 2")
 
     def train_recipe(self, seed: int) -> TrainRecipe:
-        """The same in the words of a training run."""
+        """The stage's settings as those of a training run."""
         shared = {entry.name: getattr(self, entry.name) for entry in fields(StageRecipe)}
         del shared["sequence_length"]
         return TrainRecipe(**{**shared, "steps": max(1, self.steps)}, seed=seed)
@@ -57,14 +60,14 @@ class StageRecipe:
 
 @dataclass
 class DistilRecipe(StageRecipe):
-    """A stage that teaches the whole model end to end."""
+    """A stage that trains the whole model end to end."""
 
     divergence: float = 1.0
     """Weight of the divergence from the pretrained model's predictions on the same tokens."""
     next_token: float = 0.0
-    """Weight of the next-token loss. Above 0 the model also learns the text itself, not only to be what it was."""
+    """Weight of the next-token loss. Above 0 the model also fits the text, not only the pretrained model."""
     lora_rank: int = 0
-    """Also train the pretrained attention projections, by additions of this rank; 0 trains new weights only."""
+    """Also train the pretrained attention projections by LoRA of this rank; 0 trains new weights only."""
 
 
 @dataclass
@@ -74,50 +77,50 @@ class JudgeRecipe:
     contexts: list[int] = field(default_factory=lambda: [1024, 4096])
     """Context lengths for perplexity."""
     sources: list[str] = field(default_factory=list)
-    """More texts to measure on, beside the validation part: files, as data.source."""
+    """More texts to measure on, besides the validation part: files, as data.source."""
     max_tokens: int = 32768
-    """Tokens of each text, at each length the same ones."""
+    """Tokens of each text, the same ones at each length."""
     max_document_tokens: int | None = None
-    """Read no more than this of each document, where there are enough of them; default: all."""
+    """Read at most this much of each document, if there are enough documents; default: all."""
     long_contexts: list[int] = field(default_factory=lambda: [4096, 65536])
-    """Context lengths to read one long text at, the longest document; without the pretrained model, which gets one
-    stretch of it at the length where it is lost. Empty leaves it out."""
+    """Context lengths for one long text, the longest document. The pretrained model reads only one stretch of it, at
+    original_up_to tokens. Empty skips it."""
     join_documents: bool = False
-    """Read all documents of a text as one, one after another."""
+    """Concatenate all documents of a text and read them as one."""
     original_up_to: int | None = None
-    """Longest context for the pretrained model, whose cost grows with its square; default: twice what it was made for.
+    """Longest context for the pretrained model, whose cost is quadratic; default: twice the context it was trained for.
     """
     retrieval_contexts: list[int] = field(default_factory=lambda: [1024, 4096])
-    """Context lengths in which a fact is hidden and asked for; empty leaves it out."""
+    """Context lengths for the retrieval of a fact stated in the text; empty skips it."""
     retrieval_trials: int = 4
-    """Facts hidden at each depth."""
+    """Facts stated at each depth."""
     decode_contexts: list[int] = field(default_factory=lambda: [1024, 65536])
-    """Contexts at which time and memory of writing a token are measured; empty leaves it out."""
+    """Context lengths at which time and memory of decoding a token are measured; empty skips it."""
     decode_tokens: int = 32
-    """Tokens written there."""
+    """Tokens decoded for each."""
 
 
 @dataclass
 class ExtendRecipe:
-    """A pretrained model, what its layers become, and how the new part is taught."""
+    """A pretrained model, the layers that replace its attention, and how they are trained."""
 
     model: str = ""
     """The pretrained model: a folder, a name on the hub, a GGUF file, or smollm2-135m."""
     out: str = "extended"
-    """Folder of the extended model; it appears when all is done. The run itself is in OUT-run beside it."""
+    """Folder of the extended model, written when everything is done. The run's own folder is OUT-run."""
     window: int = 128
-    """Tokens before the present one that the pretrained attention still sees."""
+    """Tokens before the current one that the pretrained attention still sees."""
     sinks: int = 4
-    """First tokens of the document that stay in its sight."""
+    """First tokens of the document that it sees as well (attention sinks)."""
     latents: int = 16
-    """Latents of each head, through which everything else is seen."""
+    """Latents of each head, which summarise all other tokens."""
     feed: Literal["x", "conv", "rglru"] = "conv"
-    """What feeds the latents: the layer's input, a short convolution of it, or a gated recurrence over it."""
+    """Input of the latents: the layer's input, a short convolution of it, or a gated recurrence over it."""
     coupled: bool = True
-    """Window and latents share one softmax by their own scores; without it the window's share is learned alone."""
+    """Window and latents share one softmax over their own scores; else the window's share is learned separately."""
     opening: float | None = None
-    """Weight that the latents start training with; default: what the pretrained attention gives to all that lies behind
-    the window."""
+    """Attention weight of the latents at the start of training; default: the weight that the pretrained attention gives
+    to tokens beyond the window."""
     data: DataRecipe = field(default_factory=DataRecipe)
     """Text; data.tokenizer and data.sequence_length are not used, the model's own tokenizer and each stage's length
     are."""
@@ -134,9 +137,9 @@ class ExtendRecipe:
     judge: JudgeRecipe = field(default_factory=JudgeRecipe)
     """The comparison at the end."""
     seed: int = 0
-    """Of the new weights and the order of rows."""
+    """Seed of the new weights and the order of rows."""
     dry_run: bool = False
-    """Only say what would be done: parameters, tokens, memory, time on this machine."""
+    """Only print the cost: parameters, tokens, memory, time on this machine."""
 
     def __post_init__(self) -> None:
         for name, least in (("window", 0), ("sinks", 0), ("latents", 1), ("seed", 0)):

@@ -1,4 +1,4 @@
-"""Recipes as files, and whether two of them mean the same run."""
+"""Recipes as YAML files, and whether two recipes describe the same run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latte.errors import UserError
 
 R = TypeVar("R")
 
-#: What may differ when a run is resumed: none of it changes what is computed.
+#: Settings that may change when a run is resumed: they do not change its result.
 FREE = frozenset(
     {"out", "data.cache", "train.micro_batch_size", "train.strategy", "train.log_every", "train.eval_every"}
     | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
@@ -18,7 +18,7 @@ FREE = frozenset(
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """A recipe as dotted names and plain values; dictionaries that users fill are values."""
+    """A recipe as dotted names and plain values; dictionaries such as overrides are values."""
     if not is_dataclass(value):
         return {prefix: value}
     result: dict[str, Any] = {}
@@ -28,10 +28,10 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def require_same(mine: dict[str, Any], recorded: dict[str, Any], where: str) -> None:
-    """Hold a recipe to the one that a run folder was made with.
+    """Compare a recipe with the recorded one of a run's folder.
 
     Raises:
-        UserError: it differs in something that changes the result.
+        UserError: they differ in a setting that changes the result.
     """
     differ = [name for name in sorted(mine.keys() | recorded.keys()) if mine.get(name) != recorded.get(name)]
     differ = [name for name in differ if name not in FREE]

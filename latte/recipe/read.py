@@ -1,4 +1,4 @@
-"""Settings of what reads or writes with a trained model: scoring and generating."""
+"""Settings of evaluation and generation with a trained model."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from latte.errors import UserError
 
 @dataclass
 class EvalRecipe:
-    """What to evaluate, on what, at which lengths."""
+    """The model to evaluate, the text, and the context lengths."""
 
     model: str = "runs/latest"
     """A run's folder, a model's folder, or a name on the hub."""
     source: str | None = None
     """Text to evaluate on, as data.source of a training recipe; the default is the run's own validation part."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """What the files are; auto goes by their names."""
+    """Format of the files; auto chooses by their suffixes."""
     text_field: str = "text"
-    """Where the text stands in each JSON line, parquet row or dataset row."""
+    """Field of a JSON line, parquet row or dataset row that contains the text."""
     separator: str | None = None
-    """Cut text files into documents wherever this stands."""
+    """String that separates documents in text files."""
     tokenizer: str | None = None
     """A tokenizer's folder or name; the default is the model's own."""
     contexts: list[int] = field(default_factory=list)
     """Context lengths; the default is a quarter of the training length to eight times it."""
     max_tokens: int = 100_000
-    """How many tokens to read, at each length the same ones."""
+    """Number of tokens to score, the same ones at each length."""
     min_document_tokens: int = 0
-    """Leave out shorter documents: only long ones tell something about long contexts."""
+    """Skip shorter documents: only long ones measure the use of long contexts."""
     max_document_tokens: int | None = None
-    """Read no more of each document, so that the tokens come from many; default: all."""
+    """Read at most this much of each document, so that the tokens come from many; default: all."""
     join_documents: bool = False
-    """Read all documents as one, one after another."""
+    """Concatenate all documents and read them as one."""
     out: str | None = None
     """A JSON file for the figures."""
 
@@ -44,7 +44,7 @@ class EvalRecipe:
 
 @dataclass
 class GenerateRecipe:
-    """What to read, and how to go on with it."""
+    """A prompt, and how to continue it."""
 
     model: str = "runs/latest"
     """A run's folder, a model's folder, or a name on the hub."""
@@ -53,25 +53,25 @@ class GenerateRecipe:
     prompt_file: str | None = None
     """A file to continue, of any length; - is standard input."""
     load_state: str | None = None
-    """Go on from what --save_state kept; a prompt is then read after it."""
+    """Continue from a state written by --save_state; a prompt is read after it."""
     save_state: str | None = None
-    """Keep what was read, before anything is written, in a folder of this name."""
+    """Save the state after the prompt, before anything is generated, to a folder of this name."""
     max_new_tokens: int = 200
-    """How many tokens to write at most; 0 only reads."""
+    """Maximum number of tokens to generate; 0 only reads the prompt."""
     temperature: float = 0.8
-    """Below 1 prefers likely tokens; 0 always takes the likeliest."""
+    """Below 1 prefers probable tokens; 0 always takes the most probable one."""
     top_k: int = 0
-    """Choose among this many likeliest tokens; 0 among all."""
+    """Sample from this many most probable tokens; 0 from all."""
     top_p: float = 1.0
-    """Choose among the likeliest tokens that together have this probability."""
+    """Sample from the most probable tokens that together have this probability."""
     min_p: float = 0.0
-    """Leave out tokens less likely than this part of the likeliest one's probability."""
+    """Exclude tokens less probable than this fraction of the most probable one's probability."""
     repetition_penalty: float = 1.0
-    """Above 1 makes tokens that were written already less likely."""
+    """Above 1 makes tokens that were already generated less probable."""
     seed: int = 0
-    """Of the choices."""
+    """Seed of the sampling."""
     stop_at_end: bool = True
-    """Stop where the model ends its document."""
+    """Stop at the end-of-text token."""
     chunk: int = 512
     """Tokens of the prompt read at once."""
 

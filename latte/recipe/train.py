@@ -16,11 +16,11 @@ class DataRecipe:
     """python-stdlib (the source code of the running Python's standard library), a file or folder (text, JSON lines or
     parquet, plain or .gz), or hf:NAME for a Hugging Face dataset."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """What the files are; auto goes by their names."""
+    """Format of the files; auto chooses by their suffixes."""
     text_field: str = "text"
-    """Where the text stands in each JSON line, parquet row or dataset row."""
+    """Field of a JSON line, parquet row or dataset row that contains the text."""
     separator: str | None = None
-    """Cut text files into documents wherever this stands; otherwise each file is one document."""
+    """String that separates documents in text files; by default each file is one document."""
     limit_bytes: int | None = None
     """Read no more than this much text."""
     hf_config: str | None = None
@@ -28,19 +28,19 @@ class DataRecipe:
     hf_split: str = "train"
     """Split of the Hugging Face dataset."""
     valid_source: str | None = None
-    """Text to validate on, of the same format; otherwise some documents of source are kept for it."""
+    """Text to validate on, of the same format; by default a part of source is used."""
     valid_fraction: float = 0.05
-    """Part of the documents (with split tail, of the text) that is kept for validation."""
+    """Fraction of the documents (with split tail, of the text) used for validation."""
     split: Literal["document", "tail"] = "document"
-    """document: each document is in one part, chosen by a hash of it; tail: the end of the text is for validation."""
+    """document: a hash of each document decides its part; tail: the end of the text is for validation."""
     split_seed: int = 0
-    """Another number, another choice of documents."""
+    """Seed of the choice of validation documents."""
     tokenizer: str = "bpe"
     """bpe (byte-level, trained on the training part), bytes, or any tokenizer of transformers by folder or name."""
     vocab_size: int = 4096
-    """Entries of the bpe that is trained here."""
+    """Vocabulary of the bpe that is trained here."""
     sequence_length: int = 512
-    """Tokens in a training row. Documents are packed into rows; nothing crosses from one into another."""
+    """Tokens in a training row. Documents are packed into rows and do not see each other."""
     cache: str | None = None
     """Folder of token files; the default is $LATTE_CACHE, or ~/.cache/latte."""
 
@@ -68,7 +68,7 @@ class ModelRecipe:
     size: str = "tiny"
     """tiny, small or paper-150m."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Fields of LatteConfig or options of the mixer that differ from the size's, such as hidden_size or window."""
+    """Fields of LatteConfig or options of the mixer that replace the preset's, such as hidden_size or window."""
     pretrained: str | None = None
     """A model's folder or name on the hub to start from, instead of new weights; variant and size are then not used."""
 
@@ -80,9 +80,9 @@ class TrainRecipe:
     steps: int = 1000
     """Optimiser steps."""
     batch_size: int = 16
-    """Rows in a step, over all processes and accumulated parts: the same however many machines share the work."""
+    """Rows in a step, over all processes and accumulated micro-batches: independent of the number of processes."""
     micro_batch_size: int | None = None
-    """Rows a process reads at once; smaller needs less memory. The default is its whole share of the batch."""
+    """Rows a process reads at once; smaller needs less memory. The default is the process's whole part of the batch."""
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: int = 100
@@ -90,35 +90,35 @@ class TrainRecipe:
     decay: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate falls after its peak."""
     final_learning_rate_ratio: float = 0.1
-    """What is left of the learning rate at the last step, as a part of its peak."""
+    """Learning rate at the last step, as a fraction of its peak."""
     weight_decay: float = 0.1
-    """Decay of matrices; vectors (norms, biases, gates) have none."""
+    """Weight decay of matrices; vectors (norms, biases, gates) have none."""
     beta1: float = 0.9
     """AdamW's decay of the mean gradient."""
     beta2: float = 0.95
     """AdamW's decay of the mean square."""
     epsilon: float = 1e-8
-    """AdamW's guard against division by zero."""
+    """AdamW's epsilon."""
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip."""
     gradient_checkpointing: bool = False
-    """Compute activations twice instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto is bfloat16 where a GPU has it, float32 otherwise."""
+    """auto is bfloat16 on GPUs that support it, float32 otherwise."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """Over several processes, each holds the whole model (ddp) or a part of it (fsdp)."""
+    """With several processes, each has the whole model (ddp) or a shard of it (fsdp)."""
     seed: int = 0
-    """Of the weights, the order of rows and dropout."""
+    """Seed of the weights, the order of rows and dropout."""
     log_every: int = 10
-    """Steps between lines of metrics."""
+    """Steps between logs."""
     eval_every: int = 200
     """Steps between validations; 0 validates at the end only."""
     eval_rows: int = 64
-    """Rows to validate on."""
+    """Rows of a validation."""
     save_every: int = 200
-    """Steps between checkpoints; 0 saves at the end only (and when asked to stop)."""
+    """Steps between checkpoints; 0 saves at the end only, and after a signal."""
     keep_checkpoints: int = 2
-    """How many checkpoints to keep; with 2 or more a damaged one costs save_every steps, not the run."""
+    """Number of checkpoints to keep; with 2 or more, a damaged one costs save_every steps and not the run."""
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch_size": 1, "log_every": 1, "eval_rows": 1, "keep_checkpoints": 1}
@@ -134,10 +134,10 @@ class TrainRecipe:
 
 @dataclass
 class Recipe:
-    """A training run, whole: the same recipe and seed give the same weights."""
+    """A training run; the same recipe and seed give the same weights."""
 
     out: str = "runs/latest"
-    """The run's folder: settings, tokenizer, checkpoints, metrics, final model. The same command goes on with it."""
+    """The run's folder: settings, tokenizer, checkpoints, metrics, final model. The same command resumes it."""
     data: DataRecipe = field(default_factory=DataRecipe)
     """Text and tokens."""
     model: ModelRecipe = field(default_factory=ModelRecipe)

@@ -1,9 +1,8 @@
-"""Pages to look at: reports of runs, and an inspector of what a model attends to."""
+"""HTML pages, tables and plots: reports of runs, comparisons and extensions, and an inspector of attention weights."""
 
 from latte.report.build import Report, build_report, render_report
 from latte.report.inspection import Inspection, LayerView, inspect_ids, inspect_text
 from latte.report.latents import LatentUse, latent_use
-from latte.report.loading import load
 from latte.report.page import render_inspection
 from latte.report.runs import RunView, find_runs, read_run
 
@@ -18,7 +17,6 @@ __all__ = [
     "inspect_ids",
     "inspect_text",
     "latent_use",
-    "load",
     "read_run",
     "render_inspection",
     "render_report",

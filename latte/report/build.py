@@ -1,4 +1,4 @@
-"""A report: what the runs left in their folders, what their models show of themselves now, and one page of it all."""
+"""The report of one or several runs: the contents of their folders, inspections and costs of their models, one page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from latte import __version__, doctor
+from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
+from latte.loading import load_folder, model_folder
+from latte.recipe import DataRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
 from latte.report.inspection import Inspection, inspect_ids
 from latte.report.latents import latent_use
-from latte.report.loading import load, model_folder
 from latte.report.page import render_page
 from latte.report.runs import RunView, find_runs, read_run
 
@@ -39,7 +41,7 @@ NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: 
 
 @dataclass
 class Report:
-    """All that a page shows."""
+    """Everything that the page shows."""
 
     runs: list[RunView]
     inspections: dict[str, Inspection] = field(default_factory=dict)  # by the run's name
@@ -54,13 +56,13 @@ def build_report(
     sample_tokens: int = 160,
     say: Callable[[str], None] = lambda message: None,
 ) -> Report:
-    """Read a run's folder or a folder of runs, and let each finished model show what it attends to, writes and costs.
+    """Read a run's folder or a folder of runs; inspect each finished model, sample from it, and measure its cost.
 
     Args:
-        text: what to look inside on; the default is the beginning of a validation document.
-        measure: measure speed and memory by length here, where the run has not.
-        sample_tokens: length of text to write where the run has none; 0 writes none.
-        say: told what takes time.
+        text: the text to inspect models on; the default is the beginning of a validation document.
+        measure: whether to measure speed and memory by length of context.
+        sample_tokens: length of a sample for runs that have none; 0 writes none.
+        say: called with a message before a slow step.
 
     Raises:
         UserError: no such folder, no run in it, or no metrics yet.
@@ -77,7 +79,7 @@ def build_report(
     length = None
     for run in finished:
         say(f"looking inside {run.name}")
-        model, tokenizer = load(run.folder)
+        model, tokenizer = load_folder(run.folder)
         length = length or _inspected_tokens(len(finished), model.config)
         run.row["parameters"] = run.row["parameters"] or sum(weight.numel() for weight in model.parameters())
         ids, note = _ids(run, tokenizer, text)
@@ -99,7 +101,8 @@ def build_report(
             run.row["perplexity"] = math.exp(min(loss, 700.0))
     _at_longest(runs, "context", "long_loss")
     for curve, key in (("decode", "decode"), ("memory", "state")):
-        if any(run.row.get(key) is None for run in runs):  # else the comparison has measured it, in one way for all
+        # Keep the figures of a comparison, which measured all runs in the same way.
+        if any(run.row.get(key) is None for run in runs):
             _at_longest(runs, curve, key)
     if not any(run.context for run in runs):
         report.notes.append("Quality by context is not measured yet: latte eval RUN --out RUN/eval.json adds it.")
@@ -128,7 +131,7 @@ def render_report(report: Report) -> str:
 
 
 def lead(runs: list[RunView]) -> str:
-    """What was done and how it came out, in two sentences."""
+    """What was trained and with which result, in two sentences."""
     source = _source(runs[0])
     tokens = ("" if _same(runs) else "up to ") + _words(max(run.row.get("tokens") or 0 for run in runs))
     ranked = sorted((run for run in runs if run.row.get("valid_loss") is not None), key=lambda run: _loss(run))
@@ -154,7 +157,7 @@ def lead(runs: list[RunView]) -> str:
 
 
 def _far(runs: list[RunView]) -> str:
-    """How the first two or the best and the worst do beyond the length of training."""
+    """The best and the worst loss beyond the training length."""
     longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
     ranked = sorted(
         (run for run in runs if run.row.get("long_loss") is not None), key=lambda run: _value(run, "long_loss")
@@ -215,22 +218,19 @@ def _has_model(run: RunView) -> bool:
 
 
 def _inspected_tokens(models: int, config: Any) -> int:
-    """How much text to look inside on: what keeps the page to a few megabytes."""
+    """Length of the inspected text: it keeps the page at a few megabytes."""
     heads = models * config.num_hidden_layers * config.num_attention_heads
     return 192 if heads <= 48 else 128 if heads <= 128 else 96
 
 
 def _ids(run: RunView, tokenizer: Any, text: str | None) -> tuple[Any, str | None]:
-    """Tokens to look at: of the given text, or of the first validation document that is long enough."""
+    """Tokens to inspect: of the given text, or of the first validation document that is long enough."""
     if text is not None:
         if not text:
             raise UserError("the text is empty: there is nothing to look at")
         return encode_documents(tokenizer, [text])[0], None
     if "data" not in run.recipe:
         return None, "The runs do not say what text they were trained on: give --text or --file to look inside."
-    from latte.data import prepare
-    from latte.recipe import DataRecipe
-
     try:
         valid = prepare(DataRecipe(**run.recipe["data"])).valid
     except (UserError, TypeError, OSError) as error:
@@ -261,21 +261,21 @@ def _write(model: Any, tokenizer: Any, ids: Any, new_tokens: int) -> dict[str, s
 
 
 def _longest(runs: Iterable[RunView], curve: str) -> float | None:
-    """The longest length that all curves have."""
+    """The longest length that is in all curves."""
     lengths = [{x for x, _ in getattr(run, curve)} for run in runs if getattr(run, curve)]
     common = set.intersection(*lengths) if lengths else set()
     return max(common) if common else None
 
 
 def _same(runs: list[RunView]) -> bool:
-    """Whether all runs read the same text, cut and counted in the same way."""
+    """Whether all runs have the same data settings and the same number of tokens."""
     return all(run.recipe.get("data") == runs[0].recipe.get("data") for run in runs) and (
         len({run.row.get("tokens") for run in runs}) == 1
     )
 
 
 def _at_longest(runs: list[RunView], curve: str, key: str) -> None:
-    """Fill a column with every curve's value there."""
+    """Fill a column with every curve's value at the longest common length."""
     longest = _longest(runs, curve)
     for run in runs:
         run.row[key] = dict(getattr(run, curve)).get(longest)
@@ -291,7 +291,7 @@ def _table_note(runs: list[RunView]) -> str:
 
 
 def _thin(points: list[tuple[float, float]], most: int = 1500) -> list[tuple[float, float]]:
-    """No more points than a screen can show: every n-th, and the last."""
+    """At most about ``most`` points: every n-th, and the last."""
     every = -(-len(points) // most)
     return points if every <= 1 else [*points[:-1:every], points[-1]]
 

@@ -1,4 +1,4 @@
-"""What reading and writing cost at each length of context, measured on this machine."""
+"""Speed of reading and decoding, and memory, by length of context, measured on this machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-#: The ends first and then what lies between, so that a slow machine shows the shape of the curve at least.
+from latte.eval.decode_timing import time_tokens
+from latte.eval.stream import state_bytes
+
+#: Extremes first, so that a slow machine measures the ends of the curve at least.
 LENGTHS = (256, 4096, 1024, 8192, 128, 2048, 512)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One length: speeds for a single text, in tokens a second, and the bytes that its past takes."""
+    """At one length of context: tokens per second of one row, and the bytes of its state."""
 
     length: int
     read: float
@@ -25,9 +28,9 @@ class Cost:
 def measure_cost(
     model: Any, lengths: tuple[int, ...] = LENGTHS, *, seconds: float = 10.0, steps: int = 8
 ) -> list[Cost]:
-    """Read random tokens of each length in turn, then write a few. Stops early when ``seconds`` are over.
+    """Time reading random tokens of each length, then decoding ``steps`` more. Stops early after ``seconds``.
 
-    Lengths beyond a table of learned positions are left out: the model can't read them.
+    Lengths beyond a table of learned positions are skipped.
     """
     config = model.config
     if getattr(config, "position_embedding", "none") == "learned":
@@ -38,21 +41,17 @@ def measure_cost(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for turn, length in enumerate(lengths[:1] + lengths):  # the first is to warm up
+        for turn, length in enumerate(lengths[:1] + lengths):  # the first is a warm-up
             ids = torch.randint(0, config.vocab_size, (1, length), generator=generator).to(model.device)
             reads: list[float] = []
             while len(reads) < 2 or (len(reads) < 6 and sum(reads) < 0.5):
                 began = time.perf_counter()
                 outputs = model(ids, use_cache=True, logits_to_keep=1)
                 reads.append(time.perf_counter() - began)
-            cache, token = outputs.past_key_values, ids[:, -1:]
-            memory, times = cache.nbytes, []
-            for _ in range(steps):
-                began = time.perf_counter()
-                outputs = model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                times.append(time.perf_counter() - began)
+            memory = state_bytes(outputs.past_key_values)
+            times, _ = time_tokens(model, outputs.past_key_values, ids[:, -1:].expand(1, steps))
             if turn:
-                # The best, since whatever else runs on the machine can only make it slower.
+                # The fastest, since other processes on the machine only add time.
                 result.append(Cost(length, length / min(reads), 1 / sorted(times)[steps // 4], memory))
             if time.perf_counter() > end:
                 break

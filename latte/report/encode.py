@@ -1,4 +1,4 @@
-"""Arrays in a page: 16 bits a number, deflated, as text. Small enough to embed, exact enough to read values from."""
+"""Arrays embedded in a page: 16 bits per number, deflated, in base64."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from latte.report.inspection import Inspection, LayerView
 
-#: Probabilities are counted in parts of this; rows of them still sum to exactly this.
+#: Probabilities are stored as integers in units of 1/PARTS; each row sums to exactly PARTS.
 PARTS = 65535
 
 
 def embed(value: Any) -> str:
-    """JSON for a ``<script>`` element: compact, and without the one character that could end it."""
+    """Compact JSON for a ``<script>`` element, with ``<`` escaped."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
 def pack(array: np.ndarray) -> dict[str, Any]:
-    """A uint16 array as its shape and base64 of its deflated bytes, high bytes first: they repeat, so they shrink."""
+    """A uint16 array as its shape and base64 of its deflated bytes: first all high bytes, which compress well."""
     flat = np.ascontiguousarray(array, dtype=np.uint16).ravel()
     planes = np.concatenate([flat >> 8, flat & 255]).astype(np.uint8).tobytes()
     return {"shape": list(array.shape), "data": base64.b64encode(zlib.compress(planes, 9)).decode("ascii")}
@@ -35,12 +35,12 @@ def unpack(packed: dict[str, Any]) -> np.ndarray:
 
 
 def shares(rows: np.ndarray) -> np.ndarray:
-    """Distributions along the last axis, in parts of PARTS that sum to it exactly, each off by less than one part."""
+    """Distributions along the last axis as integers that sum to PARTS, each rounded by less than 1."""
     exact = rows.astype(np.float64)
     exact = np.clip(exact, 0, None) * (PARTS / np.clip(exact.sum(axis=-1, keepdims=True), 1e-30, None))
     whole = np.floor(exact)
     missing = np.rint(PARTS - whole.sum(axis=-1)).astype(np.int64)
-    # The largest remainders are rounded up, as many as it takes.
+    # The largest remainders are rounded up, as many as are missing.
     order = np.argsort(whole - exact, axis=-1, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.broadcast_to(np.arange(rows.shape[-1]), rows.shape), axis=-1)
@@ -48,7 +48,7 @@ def shares(rows: np.ndarray) -> np.ndarray:
 
 
 def encode_inspection(inspection: Inspection) -> dict[str, Any]:
-    """What the page's inspector reads. Latent layers travel as their factors, far smaller than their product."""
+    """An inspection as JSON values. Latent layers are stored as factors, which are far smaller than their product."""
     return {
         "title": inspection.title,
         "tokens": list(inspection.tokens),
@@ -61,8 +61,8 @@ def encode_inspection(inspection: Inspection) -> dict[str, Any]:
 
 
 def _start(inspection: Inspection) -> dict[str, int]:
-    """Where the page opens: the head that divides its attention most evenly between window and latents, else one that
-    looks neither at a single token nor at all alike; and a token with enough behind it that does the same."""
+    """The layer, head and token shown first: the head that divides its attention most evenly between window and
+    latents, or else one that is neither sharp nor uniform; and a late token for which the same holds."""
     tokens = len(inspection.tokens)
     begin = tokens // 2
     best, place = -1.0, (0, 0, int(tokens * 0.6))
@@ -92,7 +92,7 @@ def _layer(layer: LayerView) -> dict[str, Any]:
     keys_HMT = layer.keys_THM.transpose(1, 2, 0).astype(np.float64)
     low = keys_HMT.min(axis=-1)
     step = np.maximum(keys_HMT.max(axis=-1) - low, 1e-9) / PARTS
-    # A softmax does not change with the lowest logit, so only the step has to travel.
+    # A softmax does not depend on the lowest logit, so only the step is stored.
     result["keys"] = pack(np.rint((keys_HMT - low[..., None]) / step[..., None]))  # (H, M, T)
     result["steps"] = [[float(f"{value:.7g}") for value in row] for row in step]
     if layer.window_HTS is not None:

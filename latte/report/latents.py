@@ -1,4 +1,4 @@
-"""How a layer uses its latents: each one's share and reach, and how evenly tokens spread over them."""
+"""Statistics of a layer's latents: share and reach of each, and how evenly tokens use them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from latte.report.inspection import LayerView
 
 @dataclass(frozen=True)
 class LatentUse:
-    """One layer's figures; H heads, M slots (slot 0 is the window, where there is one)."""
+    """Statistics of one layer; H heads, M slots (slot 0 is the window, if there is one)."""
 
     use_HM: np.ndarray  # mean over tokens of p(l|t)
     entropy_H: np.ndarray  # mean over tokens of the entropy of p(.|t), in bits, all slots
-    effective_H: np.ndarray  # e^entropy of the latents' mean shares: as diverse as so many equally used latents
-    reach_HL: np.ndarray  # e^entropy of p(s|l,t) at the last token: as wide as so many equally read positions
+    effective_H: np.ndarray  # e^entropy of the latents' mean shares: the effective number of latents
+    reach_HL: np.ndarray  # e^entropy of p(s|l,t) at the last token: the effective number of positions
     window_H: np.ndarray | None  # mean over tokens of p(0|t)
 
 

@@ -1,4 +1,4 @@
-"""One HTML file from the assets: style, scripts and data inlined, nothing loaded from anywhere."""
+"""Self-contained HTML files from the assets: style, scripts and data are inlined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = ("core.js", "chart.js", "heat.js", "inspector.js")
 
 
 def render_page(title: str, kicker: str, lead: str, footer: str, data: Any, script: str) -> str:
-    """The page template filled in; ``footer`` is HTML, the other words plain text."""
+    """Fill in the page template; ``footer`` is HTML, the other strings are plain text."""
     scripts = "\n".join(f"<script>\n{_asset(name)}</script>" for name in (*SHARED, script))
     parts = {
         "version": __version__,
@@ -27,12 +27,12 @@ def render_page(title: str, kicker: str, lead: str, footer: str, data: Any, scri
         "data": embed(data),
         "scripts": scripts,
     }
-    # One pass, so that nothing in the data is ever taken for a place to fill.
+    # In one pass, so that braces in the data are not substituted.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def render_inspection(inspection: Inspection) -> str:
-    """The page of an inspection: choose a layer, a head and a token, and see what it attends to and through what."""
+    """The page of an inspection: attention weights of a chosen layer, head and token, by position and latent."""
     tokens = len(inspection.tokens)
     lead = (
         f"{tokens} tokens, {len(inspection.layers)} layers. Choose a token to see which positions it attends to: "

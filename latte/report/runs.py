@@ -1,4 +1,4 @@
-"""A run's folder, or a folder of runs, as what a report shows of it."""
+"""Reading run folders for a report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import yaml
 
 from latte.errors import UserError
-
-CONFIG, METRICS, RESULT, EVAL, SAMPLES = "config.yaml", "metrics.jsonl", "result.json", "eval.json", "samples.json"
-COMPARED, COMPARISON = "compare.json", "results.json"  # one run's line of a comparison, and the whole of it
+from latte.loading.layout import COMPARED, COMPARISON, CONFIG, EVAL, METRICS, RESULT, SAMPLES, read_metrics
 
 Points = list[tuple[float, float]]
 
@@ -34,7 +32,7 @@ class RunView:
     decode: Points = field(default_factory=list)
     memory: Points = field(default_factory=list)  # length of context, bytes
     samples: list[dict[str, str]] = field(default_factory=list)  # prompt, text
-    row: dict[str, float | None] = field(default_factory=dict)  # its line of the table
+    row: dict[str, float | None] = field(default_factory=dict)  # its row of the table
 
     @property
     def variant(self) -> str:
@@ -45,7 +43,7 @@ class RunView:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The run that a folder is, or the runs in it.
+    """The folder itself if it is a run's, or the runs in it.
 
     Raises:
         UserError: there is no folder, no run in it, or nothing was logged yet.
@@ -62,7 +60,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunView:
-    """What a run's folder holds in files; nothing is computed.
+    """Read a run's files; nothing is computed.
 
     Raises:
         UserError: its metrics hold no loss, or a file is not what it should be.
@@ -76,7 +74,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
         except yaml.YAMLError as error:
             raise UserError(f"{folder / CONFIG} is not YAML") from error
     run = RunView(name or folder.resolve().name, folder, settings, recipe)
-    lines = list(_lines(folder / METRICS))
+    lines = read_metrics(folder)
     per_step = next((line["tokens"] / line["step"] for line in lines if "tokens" in line and line.get("step")), 1.0)
     for line in lines:
         tokens = float(line.get("tokens", line.get("step", 0) * per_step))
@@ -97,7 +95,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     contexts = measured.get("contexts", [])
     run.context = [(entry["context"], entry["loss"]) for entry in contexts]
     run.positions = position_points(measured.get("positions", []))
-    # At the length of training, where runs are alike; the curve shows the rest.
+    # The table shows the training length; the curve shows the others.
     trained = run.setting("data", "sequence_length")
     at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
     run.row["bits_per_byte"] = at.get("bits_per_byte")
@@ -112,24 +110,13 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
 
 
 def position_points(bins: list[dict[str, Any]]) -> Points:
-    """Each bin at its middle. The last one holds what is left over: where it is narrow it joins the one before."""
+    """Each bin at its geometric middle. A last bin of less than half the width is merged into the one before."""
     if len(bins) > 2 and bins[-1]["last"] - bins[-1]["first"] < (bins[-2]["last"] - bins[-2]["first"]) / 2:
         before, rest = bins[-2:]
         tokens = before["tokens"] + rest["tokens"]
         loss = (before["loss"] * before["tokens"] + rest["loss"] * rest["tokens"]) / tokens
         bins = [*bins[:-2], {"first": before["first"], "last": rest["last"], "tokens": tokens, "loss": loss}]
     return [(math.sqrt(entry["first"] * entry["last"]), entry["loss"]) for entry in bins]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: the last may be half written."""
-    result = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            result.append(json.loads(line))
-        except ValueError:
-            continue
-    return [line for line in result if isinstance(line, dict)]
 
 
 def _json(path: Path) -> Any:

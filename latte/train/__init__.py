@@ -1,7 +1,7 @@
-"""Training runs that any end can interrupt and the same command goes on with."""
+"""Training runs that can be interrupted at any moment and resumed by the same command."""
 
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe
-from latte.train.run import Result, fit, load_model, run_folder, train
+from latte.train.run import Result, fit, run_folder, train
 from latte.train.trainer import training_arguments
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Result",
     "TrainRecipe",
     "fit",
-    "load_model",
     "run_folder",
     "train",
     "training_arguments",

@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on, written whole, checked on reading, and never pickled.
+"""Checkpoints: everything needed to resume a run, written atomically, verified on reading, and never pickled.
 
-A checkpoint holds whole tensors under the model's own names, however many processes shared them while training, so
-that any other number of processes can go on with it.
+A checkpoint contains unsharded tensors under the model's parameter names, so that any number of
+processes can resume a run.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from torch.distributed.checkpoint.state_dict import (
 
 from latte.errors import UserError
 from latte.files import Damaged, remove, remove_scratch, verify_folder, whole_folder
+from latte.loading.layout import CHECKPOINTS
 
 KIND = "latte-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-SEPARATOR = "|"  # between a parameter's name and what the optimiser keeps of it
+SEPARATOR = "|"  # between a parameter's name and the name of its optimiser state
 
 
 def path_of(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:06d}"
+    return folder / CHECKPOINTS / f"step-{step:06d}"
 
 
 def all_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a run folder, whole or damaged, oldest first."""
-    names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    """Steps of the checkpoints in a run's folder, damaged ones included, oldest first."""
+    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> int | None:
-    """The step of the newest checkpoint that is bit for bit what was written; None if there is none.
+    """The step of the newest checkpoint that matches its checksums; None if there is none.
 
-    Only for the process that owns the run folder: it also clears what a killed writer left.
+    Only for the process that locked the run's folder: it also removes files that a killed process left unfinished.
     """
-    remove_scratch(folder / "checkpoints")
+    remove_scratch(folder / CHECKPOINTS)
     for step in reversed(all_steps(folder)):
         try:
             manifest = verify_folder(path_of(folder, step))
@@ -59,12 +60,12 @@ def newest(folder: Path, say: Callable[[str], None]) -> int | None:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors, each once, on the CPU; empty on processes other than the first. Every process must call."""
+    """The model's tensors, each once, on the CPU; empty on all processes but the first. A collective call."""
     state: Any = get_model_state_dict(model, options=WHOLE)
     seen: set[int] = set()
     own = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        # A tied tensor has two names; files hold it under the first, as transformers does.
+        # A tied tensor has two names; files store it under the first, as in transformers.
         name = name.removeprefix("module.")
         if id(tensor) not in seen and name in state:
             own[name] = state[name].contiguous()
@@ -73,7 +74,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimiser's tensors by parameter name, and its settings as JSON values. Every process must call."""
+    """The optimiser's tensors by parameter name, and its settings as JSON values. A collective call."""
     state: Any = get_optimizer_state_dict(model, optimizer, options=WHOLE)
     tensors = {
         f"{name}{SEPARATOR}{key}": value.contiguous()
@@ -101,10 +102,10 @@ def save(
     progress: dict[str, Any],
     keep: int,
 ) -> None:
-    """Write a checkpoint, whole or not at all, and only then remove the oldest beyond ``keep``.
+    """Write a checkpoint atomically, then remove the oldest so that ``keep`` remain.
 
     Raises:
-        UserError: it could not be written, which leaves all earlier ones as they were.
+        UserError: it could not be written; earlier checkpoints are unchanged.
     """
     try:
         with whole_folder(path_of(folder, step), kind=KIND, step=step) as scratch:
@@ -122,7 +123,7 @@ def save(
 
 
 def load_model(path: Path, model: nn.Module) -> None:
-    """Put a checkpoint's weights into a model of the same architecture, sharded or not.
+    """Load a checkpoint's weights into a model of the same architecture, sharded or not.
 
     Raises:
         UserError: the checkpoint is of another architecture.
@@ -142,7 +143,7 @@ def load_model(path: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's optimiser state back."""
+    """Load a checkpoint's optimiser state."""
     state: Any = {}
     for name, tensor in safetensors.torch.load_file(path / OPTIMIZER).items():
         parameter, key = name.rsplit(SEPARATOR, 1)
@@ -163,7 +164,7 @@ def read(path: Path, name: str) -> Any:
 
 
 def _tied(model: nn.Module) -> set[str]:
-    """Names that share their tensor with one named before them."""
+    """Names of tensors that are tied to an earlier one."""
     seen: set[int] = set()
     tied = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

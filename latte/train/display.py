@@ -1,4 +1,4 @@
-"""What a run shows and leaves of itself: a live line or plain ones, metrics.jsonl, TensorBoard."""
+"""Progress of a run: a live line or plain lines on the console, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,36 +12,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from latte.files import write_text
+from latte.loading.layout import METRICS, TENSORBOARD, read_metrics
 
-METRICS = "metrics.jsonl"
 LEFT_OUT = ("epoch", "step", "total_flos", "train_loss", "train_runtime", "train_samples_per_second")
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; a line that a kill cut short is left out."""
-    lines = []
-    try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
-
-
 class Metrics(TrainerCallback):
-    """Writes each log to metrics.jsonl and TensorBoard, and measures the time that steps themselves take.
+    """Writes each log to metrics.jsonl and TensorBoard, and measures the time of the optimiser steps alone.
 
-    Resuming takes back what was written after the checkpoint, so that every step stands there once.
+    Resuming removes the lines written after the checkpoint, so that every step is logged once.
     """
 
     def __init__(self, folder: Path, tokens_per_step: int, progress: Any) -> None:
         self.folder, self.tokens_per_step, self.progress = folder, tokens_per_step, progress
         self.began = 0.0
-        self.window = [0, 0.0]  # steps and seconds since the last line
+        self.window = [0, 0.0]  # steps and seconds since the last log
         self.last: dict[str, float] = {}
 
     def on_train_begin(
@@ -52,7 +37,7 @@ class Metrics(TrainerCallback):
         kept = [line for line in read_metrics(self.folder) if line["step"] <= state.global_step]
         write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = (self.folder / METRICS).open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=state.global_step + 1)
+        self.board = SummaryWriter(str(self.folder / TENSORBOARD), purge_step=state.global_step + 1)
         self.totals = self.progress().setdefault("metrics", {"seconds": 0.0})
 
     def on_step_begin(
@@ -96,7 +81,7 @@ class Metrics(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Also when training ended with an error."""
+        """Close the files; also called after an error."""
         for name in ("file", "board"):
             if hasattr(self, name):
                 getattr(self, name).close()

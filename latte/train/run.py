@@ -1,4 +1,4 @@
-"""A training run: a folder that a recipe fills, and that the same recipe goes on with after any end."""
+"""A training run: its model, batches, folder and result; the same recipe resumes it after an interruption."""
 
 from __future__ import annotations
 
@@ -13,31 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import logging as transformers_logging
 
 from latte import memory
-from latte.data import Rows, StepBatches, prepare
+from latte.data import Batch, PackedRows, StepBatches, prepare
 from latte.data.tokenizer import check_fits, save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
+from latte.loading.layout import CONFIG, DATA, LOCK, MODEL, RESULT, TOKENIZER, read_metrics
+from latte.loading.models import load_model
 from latte.models import LatteConfig, preset
 from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
 from latte.train import checkpoint
-from latte.train.display import Display, Metrics, read_metrics
-from latte.train.trainer import Batch, LatteTrainer, seed_everything, training_arguments
-
-CONFIG, RESULT, FINAL = "config.yaml", "result.json", "model"
+from latte.train.display import Display, Metrics
+from latte.train.trainer import LatteTrainer, seed_everything, training_arguments
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run comes to."""
+    """Figures of a finished run."""
 
     steps: int
     parameters: int
@@ -49,7 +46,7 @@ class Result:
 
 
 def train(recipe: Recipe, *, console: Console | None = None) -> Result:
-    """Train as the recipe says, or go on where an earlier call with the same recipe ended, whatever ended it.
+    """Train as the recipe says, or resume the run that an earlier call with the same recipe began.
 
     The final model is in ``out/model``, for ``AutoModelForCausalLM.from_pretrained``.
 
@@ -60,20 +57,20 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     folder = Path(recipe.out)
     settings = recipe.train
     if recipe.model.pretrained is None:
-        _config(recipe.model)  # a mistake in it is told before anything that takes time
+        _config(recipe.model)  # raise mistakes in the settings before any slow step
     args = training_arguments(folder, settings)
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     micro, accumulation = share(settings, args.world_size)
     args.gradient_accumulation_steps = accumulation
     with args.main_process_first(desc="tokenising"):
         corpus = prepare(recipe.data, console.print)
-    rows = Rows(corpus.train, recipe.data.sequence_length, "training part")
-    held_out = Rows(corpus.valid, recipe.data.sequence_length, "validation part")
+    rows = PackedRows(corpus.train, recipe.data.sequence_length, "training part")
+    held_out = PackedRows(corpus.valid, recipe.data.sequence_length, "validation part")
     batches = step_batches(rows, settings, args, micro)
     model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
     with run_folder(folder, args, recipe, corpus.digest):
-        if args.process_index == 0 and not (folder / "tokenizer").exists():
-            with whole_folder(folder / "tokenizer") as scratch:
+        if args.process_index == 0 and not (folder / TOKENIZER).exists():
+            with whole_folder(folder / TOKENIZER) as scratch:
                 save_tokenizer(corpus.tokenizer, scratch)
         return fit(
             model,
@@ -101,9 +98,9 @@ def fit(
     loss: Callable[[nn.Module, Batch], Tensor] | None = None,
     console: Console | None = None,
 ) -> Result:
-    """The loop itself, for any model, batches and loss: resumes from the folder's newest good checkpoint.
+    """The training loop for any model, batches and loss; resumes from the newest undamaged checkpoint of the folder.
 
-    Call it inside :func:`run_folder`, which makes sure that the folder is this run's and nobody else's.
+    Call it inside :func:`run_folder`, which locks the folder and checks that it belongs to this run.
     """
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     if is_finished(folder):
@@ -136,7 +133,7 @@ def fit(
 
 
 def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Any:
-    """The model that a recipe names, its vocabulary the tokenizer's.
+    """The model of a recipe, new or pretrained, with the tokenizer's vocabulary.
 
     Raises:
         UserError: an unknown name or setting, or a pretrained model with another vocabulary.
@@ -163,39 +160,11 @@ def _config(recipe: ModelRecipe, **settings: Any) -> LatteConfig:
         raise UserError(f"model: {error}") from error
 
 
-def load_model(name: str | Path) -> Any:
-    """A model for this machine: float32 where there is no GPU, since bfloat16 is far slower on most CPUs.
-
-    Raises:
-        UserError: there is none, or its files are damaged.
-    """
-    path = Path(name)
-    if (path / FINAL / "config.json").is_file():  # a run's folder
-        path = path / FINAL
-    source = str(path) if path.exists() else str(name)
-    if not path.exists():
-        try:
-            validate_repo_id(source)
-        except HFValidationError as error:
-            raise UserError(f"there is no folder {name}: expected a run's, a model's, or a name on the hub") from error
-    dtype = "auto" if torch.cuda.is_available() else torch.float32
-    bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"there is no usable model in {name}: {reason}") from error
-    finally:
-        if bar:
-            transformers_logging.enable_progress_bar()
-
-
 def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
-    """Rows that a process reads at once, and how many times before a step.
+    """Rows of a micro-batch, and the number of micro-batches that a process accumulates per step.
 
     Raises:
-        UserError: the batch can't be dealt out evenly.
+        UserError: the batch can't be divided evenly.
     """
     micro = settings.micro_batch_size or max(1, settings.batch_size // world_size)
     if settings.batch_size % (micro * world_size):
@@ -206,8 +175,8 @@ def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
     return micro, settings.batch_size // (micro * world_size)
 
 
-def step_batches(rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
-    """This process's part of the rows of every step."""
+def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
+    """The micro-batches of this process."""
     return StepBatches(
         rows,
         seed=settings.seed,
@@ -219,15 +188,17 @@ def step_batches(rows: Rows, settings: TrainRecipe, args: TrainingArguments, mic
     )
 
 
-def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> float:
-    """Mean loss of a token, over ``eval_rows`` rows spread over the validation part; shared by all processes."""
+def validation_loss(
+    model: nn.Module, rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int
+) -> float:
+    """Mean loss per token over ``eval_rows`` rows, evenly spaced in the validation part; a collective call."""
     count = min(settings.eval_rows, len(rows))
     chosen = [index * len(rows) // count for index in range(count)]
     total = torch.zeros(2, dtype=torch.float64, device=args.device)
     per_call = micro * args.world_size
     for start in range(0, count, per_call):
         mine = chosen[start : start + per_call][args.process_index :: args.world_size]
-        # Every process runs the model equally often, since a sharded one needs them all.
+        # Every process calls the model equally often, since a sharded model communicates in each call.
         batch = {name: value.to(args.device) for name, value in rows.batch(mine or chosen[:1]).items()}
         items = int((batch["labels"] != -100).sum()) if mine else 0
         loss = model(**inputs_for(model, batch)).loss
@@ -238,7 +209,7 @@ def validation_loss(model: nn.Module, rows: Rows, settings: TrainRecipe, args: T
 
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
-    """A batch for any model: those of others recognise documents by positions that start again."""
+    """The batch as the model's arguments: transformers' models separate segments by position ids that restart at 0."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner, "takes_documents", False):
         return batch
@@ -250,7 +221,7 @@ def inputs_for(model: nn.Module, batch: Batch) -> Batch:
 
 @contextmanager
 def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: str) -> Iterator[None]:
-    """Make or check a run's folder, and hold it against a second process of another run.
+    """Create or check a run's folder, and lock it against other processes.
 
     Raises:
         UserError: the folder belongs to another recipe or other data, or is in use, or is not a run's.
@@ -273,10 +244,10 @@ def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: 
 def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, expected a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / ".lock").exists():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / LOCK).exists():
         raise UserError(f"{folder} holds other files and no run: give another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -285,11 +256,11 @@ def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
     try:
         remove_scratch(folder)
         if not (folder / CONFIG).exists():
-            write_text(folder / "data.json", json.dumps({"digest": data_digest}))
+            write_text(folder / DATA, json.dumps({"digest": data_digest}))
             write_text(folder / CONFIG, to_yaml(recipe))
         else:
             require_same(flatten(recipe), flatten(from_yaml(type(recipe), folder / CONFIG)), str(folder))
-            if json.loads((folder / "data.json").read_text())["digest"] != data_digest:
+            if json.loads((folder / DATA).read_text())["digest"] != data_digest:
                 raise UserError(f"the text has changed since {folder} was begun: give another --out, or the same text")
     except BaseException:
         os.close(lock)
@@ -316,7 +287,7 @@ def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step
     if trainer.args.process_index == 0:
         try:
             write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
-            with whole_folder(folder / FINAL, weights=digest_json(sorted(state))) as scratch:
+            with whole_folder(folder / MODEL, weights=digest_json(sorted(state))) as scratch:
                 checkpoint.write_model(scratch, model, state)
                 if tokenizer is not None:
                     save_tokenizer(tokenizer, scratch)
@@ -330,23 +301,23 @@ def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step
 
 
 def peak_memory() -> int:
-    """The most memory that this process has held, in bytes: on the GPU if it has one."""
+    """Peak memory of this process in bytes; on the GPU if there is one."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return memory.peak_memory()
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run's last weights are there, whole."""
+    """Whether a run's final model and result are complete."""
     try:
-        verify_folder(folder / FINAL)
+        verify_folder(folder / MODEL)
     except Damaged:
         return False
     return (folder / RESULT).is_file()
 
 
 def _shared(value: int | None, args: TrainingArguments) -> int | None:
-    """The first process's number, on every process."""
+    """Broadcast a number from the first process."""
     if args.world_size == 1:
         return value
     box = torch.tensor([-1 if value is None else value], device=args.device)

@@ -1,4 +1,4 @@
-"""transformers' Trainer with another order of data, another checkpoint, and a stop before a step that is not finite."""
+"""transformers' Trainer with its own order of data and checkpoints; it stops before a step that is not finite."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from latte.data import Batch
 from latte.errors import UserError
 from latte.files import digest_json
 from latte.recipe import TrainRecipe
 from latte.train import checkpoint
 
-Batch = dict[str, Tensor]
-
 
 def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 1) -> TrainingArguments:
-    """A recipe in transformers' words. Sets up the processes, if there are several."""
+    """A recipe as transformers' arguments; with several processes this initialises torch.distributed."""
     on_cpu = not torch.cuda.is_available()
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # set by torchrun and by accelerate launch
     bfloat16 = settings.precision == "bfloat16" or (
@@ -48,13 +47,13 @@ def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 
         gradient_checkpointing=settings.gradient_checkpointing,
         seed=settings.seed,
         logging_steps=settings.log_every,
-        logging_nan_inf_filter=False,  # it would hide what must stop the run
-        save_strategy="no",  # Conduct decides, by the same rule after a restart
+        logging_nan_inf_filter=False,  # the filter would hide losses that must stop the run
+        save_strategy="no",  # Schedule decides, by the same rule after a restart
         disable_tqdm=True,
         log_level="error",
         report_to="none",
         remove_unused_columns=False,
-        ignore_data_skip=True,  # the order is a function of the step: there is nothing to skip
+        ignore_data_skip=True,  # batches are a function of the step: there is nothing to skip
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu and several else None,
         ddp_find_unused_parameters=False,
@@ -63,7 +62,7 @@ def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 
 
 
 def learning_rate_factor(step: int, settings: TrainRecipe) -> float:
-    """The learning rate of a step as a part of its peak."""
+    """The learning rate of a step, relative to its peak."""
     if step < settings.warmup_steps:
         return (step + 1) / (settings.warmup_steps + 1)
     if settings.decay == "constant":
@@ -74,7 +73,7 @@ def learning_rate_factor(step: int, settings: TrainRecipe) -> float:
 
 
 class LatteTrainer(Trainer):
-    """Trains on numbered batches; everything random or ordered is a function of the seed and the number.
+    """Trains on numbered batches; order and randomness are functions of the seed and the batch's number.
 
     Args:
         batches: item n is micro-batch n of the run, of this process.
@@ -104,7 +103,7 @@ class LatteTrainer(Trainer):
         self.progress: dict[str, Any] = {}  # of the callbacks, saved with every checkpoint
         self._step_batches: list[Batch] = []
         self._step_losses: list[Tensor] = []
-        super().__init__(model=model, args=args, train_dataset=batches, callbacks=[Conduct(self), *(callbacks or [])])
+        super().__init__(model=model, args=args, train_dataset=batches, callbacks=[Schedule(self), *(callbacks or [])])
         self.remove_callback(PrinterCallback)
         if loss is not None:
             self.loss_is_scaled_for_ga = False
@@ -112,22 +111,22 @@ class LatteTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         if self.args.fsdp and not self.is_fsdp_enabled:
-            # accelerate shards on accelerators only and ignores the wish on CPUs, though torch can: so tell it so.
+            # accelerate ignores fsdp on CPUs, although torch supports it: set its state by hand.
             state = self.accelerator.state
-            # Every new AcceleratorState copies the PartialState over itself: both must say it.
+            # Every new AcceleratorState copies the PartialState over itself: both must be set.
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
 
-    # Order and chance
+    # Order and randomness
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        # Not given to accelerate, which would deal the batches out again.
+        # Not prepared by accelerate, which would distribute the batches over the processes a second time.
         sampler = _From(self.state.global_step * self.args.gradient_accumulation_steps, self.batches)
         return DataLoader(self.batches, batch_size=None, sampler=sampler)
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> Any:
-        # One epoch is the whole run, wherever this process starts in it.
+        # One epoch is the whole run, also when it is resumed in the middle.
         rows = self.settings.batch_size
         total = args.max_steps * args.gradient_accumulation_steps
         return 1, args.max_steps, args.max_steps * rows, args.max_steps * rows, rows, total, args.max_steps
@@ -161,7 +160,7 @@ class LatteTrainer(Trainer):
         return self.lr_scheduler
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        """Called when a step's gradient is whole and before it is applied: the last moment to stop."""
+        """Called after a step's gradient is accumulated and before it is applied: the last moment to stop."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         losses = torch.stack(self._step_losses)
@@ -179,7 +178,7 @@ class LatteTrainer(Trainer):
         return norm
 
     def _agree(self, *flags: bool) -> list[bool]:
-        """Each flag, if any process has it."""
+        """Each flag, true if it is true on any process."""
         if self.args.world_size == 1:
             return list(flags)
         votes = torch.tensor(flags, dtype=torch.int32, device=self.args.device)
@@ -196,7 +195,7 @@ class LatteTrainer(Trainer):
         try:
             safetensors.torch.save_file({"losses": losses.cpu(), **tensors}, path)
         except (OSError, safetensors.SafetensorError):
-            return None  # a full disk must not hide the real message
+            return None  # a full disk must not hide the message about the loss
         return path
 
     # Validation
@@ -211,7 +210,7 @@ class LatteTrainer(Trainer):
             with torch.no_grad():
                 metrics = self.evaluation(model)
         except _Interrupted:
-            # Save now and validate first thing after the restart.
+            # Save now; the resumed run validates first.
             self.progress["validation_due"] = True
             self.control.should_save = self.control.should_training_stop = True
             return {}
@@ -222,7 +221,7 @@ class LatteTrainer(Trainer):
         return metrics
 
     def _watch(self, *args: Any) -> None:
-        # Several processes would have to agree on it, so only a single one breaks off.
+        # Several processes would have to agree on it, so only a single-process run interrupts a validation.
         if (
             self.signal_number is not None
             and self.args.world_size == 1
@@ -238,7 +237,7 @@ class LatteTrainer(Trainer):
         optimizer = checkpoint.optimizer_state(self.model, inner)
         failure = None
         if self.args.process_index == 0:
-            self.state.log_history = []  # metrics.jsonl has it
+            self.state.log_history = []  # metrics.jsonl contains it
             self.progress["trainer"] = {
                 "loss_since_log": float(self._tr_loss),
                 "last_logged": self._globalstep_last_logged,
@@ -261,7 +260,7 @@ class LatteTrainer(Trainer):
                 )
             except UserError as error:
                 failure = error
-        if self._agree(failure is not None)[0]:  # else the others would wait for the first process for ever
+        if self._agree(failure is not None)[0]:  # otherwise the other processes would wait forever
             raise failure or UserError("the first process could not write a checkpoint")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -277,28 +276,28 @@ class LatteTrainer(Trainer):
         self.progress = saved["progress"]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Nothing: every micro-batch seeds the generators by its number."""
+        """Nothing to load: every micro-batch seeds the generators by its number."""
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Nothing: bfloat16 needs no scaling of the loss."""
+        """Nothing to load: bfloat16 needs no loss scaling."""
 
     def resume_or_start(self, step: int | None) -> None:
-        """Train to the last step, from the checkpoint at ``step`` or from the beginning.
+        """Train to the last step, from the checkpoint at ``step`` or from the start.
 
-        SIGTERM and SIGINT end the run after the step under way, with a checkpoint; a second one ends it at once.
+        SIGTERM and SIGINT end the run after the current step, with a checkpoint; a second signal ends it at once.
         """
         if step is not None:
-            self.state.global_step = step  # the data loader is made before the state is read
+            self.state.global_step = step  # the data loader is created before the trainer's state is loaded
         with _Signals(self):
             self.train(resume_from_checkpoint=None if step is None else str(checkpoint.path_of(self.folder, step)))
 
 
-class Conduct(TrainerCallback):
-    """Says when to log, validate, save and stop: after fixed steps, at the end, and when a signal asks for it."""
+class Schedule(TrainerCallback):
+    """Decides when to log, validate, save and stop: every so many steps, at the end, and after a signal."""
 
     def __init__(self, trainer: LatteTrainer) -> None:
         self.trainer = trainer
-        self.due = False  # a validation that a signal broke off
+        self.due = False  # a validation was interrupted by a signal
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -313,7 +312,7 @@ class Conduct(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.due:  # not at the beginning of training: the metrics are not open yet
+        if self.due:  # not in on_train_begin: the metrics file is not open yet
             self.due = False
             self.trainer.evaluate()
 
@@ -330,16 +329,16 @@ class Conduct(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # The last step has done all of it, and Trainer would do it again.
+        # Everything was done after the last step; Trainer would repeat it.
         control.should_log = control.should_evaluate = control.should_save = False
 
 
 class _Interrupted(Exception):  # noqa: N818  (never leaves this file)
-    """A validation was broken off by a signal."""
+    """A validation was interrupted by a signal."""
 
 
 class _From(Sampler[int]):
-    """Numbers from ``start`` to the end; counts all of them, so that one pass is the whole run."""
+    """Indices from ``start`` to the end; its length counts all, so that one epoch is the whole run."""
 
     def __init__(self, start: int, batches: Any) -> None:
         self.start, self.end = start, len(batches)
@@ -352,7 +351,7 @@ class _From(Sampler[int]):
 
 
 class _Signals:
-    """Notes SIGTERM and SIGINT on the trainer instead of ending the process; the second one ends it."""
+    """Records SIGTERM and SIGINT on the trainer instead of ending the process; a second signal ends it."""
 
     def __init__(self, trainer: LatteTrainer) -> None:
         self.trainer = trainer
@@ -362,7 +361,7 @@ class _Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 self.before[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread: whoever runs us handles signals
+            except ValueError:  # not the main thread: the caller handles signals
                 return
 
     def _note(self, number: int, frame: Any) -> None:
@@ -380,6 +379,6 @@ class _Signals:
 
 
 def seed_everything(seed: int) -> None:
-    """What makes new weights the same every time."""
+    """Seed the generators that initialise new weights."""
     random.seed(seed)
     torch.manual_seed(seed)

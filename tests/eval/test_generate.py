@@ -13,7 +13,6 @@ from latte.errors import UserError
 from latte.eval.generate import Reader, stream_text, text_blocks
 from latte.models import LatteForCausalLM, preset
 from latte.recipe import GenerateRecipe
-from latte.train.run import load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PROMPT = "def main():\n    print('hello world, this is a prompt')  # äöü €\n" * 5
@@ -172,8 +171,3 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert said.out == ""
         assert len(said.err.strip().splitlines()) == 1
     assert list(islice(tmp_path.iterdir(), 9))
-
-
-def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub():
-    with pytest.raises(UserError, match="there is no folder /nowhere/at/all: expected a run's, a model's, or a name"):
-        load_model("/nowhere/at/all")

@@ -182,6 +182,7 @@ def test_wrong_calls_are_told_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     saved(tmp_path / "m")
+    capsys.readouterr()  # the progress bar of saving
     assert main(["inspect", str(tmp_path / "m"), *arguments, "--out", str(tmp_path / "page.html")]) != 0
     told = capsys.readouterr().err
     assert said in told

@@ -42,7 +42,7 @@ def test_help_explains_every_field(capsys):
         for field in dataclasses.fields({f.name: f for f in dataclasses.fields(Recipe)}[part].default_factory):
             assert f"--{part}.{field.name} " in said
     assert "Optimiser steps." in said
-    assert "nothing crosses from one into another" in said
+    assert "Documents are packed into rows and do not see each other." in said
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from latte.loading.layout import read_metrics
 from latte.recipe import to_yaml
 from latte.train import checkpoint, train
-from latte.train.display import read_metrics
 
 STRATEGIES = ("ddp", "fsdp")
 

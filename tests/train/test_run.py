@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 import latte.files
 from latte.errors import Stopped, UserError
 from latte.files import verify_folder
+from latte.loading.layout import read_metrics
 from latte.recipe import Recipe, TrainRecipe, from_yaml
 from latte.train import checkpoint, run, train
-from latte.train.display import read_metrics
 from latte.train.trainer import learning_rate_factor
 
 

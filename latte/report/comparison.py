@@ -1,4 +1,4 @@
-"""A comparison to look at: a table for the terminal, for documents and for programs, and plots."""
+"""The results of a comparison: a table for the terminal, Markdown, JSON, and plots."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from latte.eval.compare import Row
+from latte.eval.comparison import Row
 from latte.files import write_text
-from latte.train.display import read_metrics
+from latte.loading.layout import COMPARISON, read_metrics
 
 COLUMNS = {
     "model": lambda row: row.name,
@@ -40,9 +40,9 @@ def markdown(rows: list[Row]) -> str:
 
 def write(rows: list[Row], folder: Path) -> list[Path]:
     """results.json, table.md and the plots, in the comparison's folder."""
-    write_text(folder / "results.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_text(folder / COMPARISON, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     write_text(folder / "table.md", markdown(rows))
-    return [folder / "results.json", folder / "table.md", *plots(rows, folder)]
+    return [folder / COMPARISON, folder / "table.md", *plots(rows, folder)]
 
 
 def plots(rows: list[Row], folder: Path) -> list[Path]:

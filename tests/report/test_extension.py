@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from latte.extend.page import layer_chart, lead, perplexity_chart, position_chart, render_results, write_plots
 from latte.recipe import ExtendRecipe
+from latte.report.extension import lead, render_results
+from latte.report.extension_charts import layer_chart, perplexity_chart, position_chart
+from latte.report.extension_plots import write_plots
 from tests.report.browser import Browser, browser, missing
 from tests.report.test_report import page_data
 

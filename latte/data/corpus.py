@@ -26,13 +26,13 @@ from latte.errors import UserError
 from latte.files import Damaged, digest_json, verify_folder, whole_folder
 from latte.recipe import DataRecipe
 
-VERSION = 1  # of the files below: a change makes old caches unknown, not misread
+VERSION = 1  # of the format of the cached files; part of the cache key
 PARTS = ("train", "valid")
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """One part of a corpus: the ids of all its documents in a row, and where each begins."""
+class CorpusPart:
+    """One part of a corpus: the concatenated ids of its documents, and where each begins."""
 
     ids: np.ndarray  # memory-mapped
     starts: np.ndarray  # first id of each document, and the end of the last
@@ -45,13 +45,17 @@ class Tokens:
     def document(self, index: int) -> np.ndarray:
         return np.asarray(self.ids[self.starts[index] : self.starts[index + 1]], dtype=np.int64)
 
+    def documents(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Ids and length in bytes of every document."""
+        return ((self.document(index), int(self.text_bytes[index])) for index in range(self.num_documents))
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on, tokens to validate on, and the tokenizer that made them."""
+    """Training part, validation part, and the tokenizer that encoded them."""
 
-    train: Tokens
-    valid: Tokens
+    train: CorpusPart
+    valid: CorpusPart
     tokenizer: PreTrainedTokenizerBase
     digest: str
 
@@ -65,11 +69,11 @@ def prepare(
     say: Callable[[str], None] = lambda message: None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Corpus:
-    """The tokens of a recipe's text, from the cache if the same bytes were tokenised in the same way before.
+    """Tokenise a recipe's text, or read the tokens from the cache if the same bytes were tokenised the same way before.
 
     Args:
-        say: told what takes time.
-        tokenizer: one to use instead of the recipe's.
+        say: called with a message before a slow step.
+        tokenizer: used instead of the recipe's.
 
     Raises:
         UserError: no text, too little to split, or what :func:`open_source` and :func:`load_tokenizer` raise.
@@ -94,13 +98,13 @@ def prepare(
 
 
 def part_of(text: str, fraction: float, seed: int) -> str:
-    """train or valid, by a hash of the document's own text: equal documents are always in the same part."""
+    """train or valid, by a hash of the document's text: equal documents are always in the same part."""
     digest = hashlib.sha256(f"{seed}:".encode() + text.encode("utf-8", "replace")).digest()
     return "valid" if int.from_bytes(digest[:8], "big") < fraction * 2**64 else "train"
 
 
 def _split(source: Source, valid: Source | None, recipe: DataRecipe) -> Callable[[], Iterator[tuple[str, str]]]:
-    """A function that reads all documents again, each with the part it belongs to."""
+    """A function that iterates over all documents, each with the part it belongs to."""
     if valid is not None:
 
         def pairs() -> Iterator[tuple[str, str]]:
@@ -160,15 +164,15 @@ def _build(
 
 
 def _batches(pairs: Iterator[tuple[str, str]], characters: int = 1 << 22) -> Iterator[list[tuple[str, str]]]:
-    """Documents in groups that are worth a call on all cores and still fit in memory."""
+    """Documents in groups: large enough to use all cores in one call, small enough for memory."""
     batch: list[tuple[str, str]] = []
-    held = 0
+    size = 0
     for pair in pairs:
         batch.append(pair)
-        held += len(pair[1])
-        if held >= characters:
+        size += len(pair[1])
+        if size >= characters:
             yield batch
-            batch, held = [], 0
+            batch, size = [], 0
     if batch:
         yield batch
 
@@ -192,7 +196,7 @@ def _require_both(pairs: Callable[[], Iterator[tuple[str, str]]], recipe: DataRe
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a cached folder has every file at its full size; what a crash can break, without reading it all."""
+    """Whether every file of a cached folder has its full size, which detects a crash without reading the contents."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
         return all((folder / name).stat().st_size == entry["bytes"] for name, entry in manifest["files"].items())
@@ -201,7 +205,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def check_cache(folder: Path) -> bool:
-    """Whether a cached folder is bit for bit what was written."""
+    """Whether a cached folder matches its checksums."""
     try:
         verify_folder(folder)
     except Damaged:
@@ -212,7 +216,7 @@ def check_cache(folder: Path) -> bool:
 def _open(folder: Path, key: str) -> Corpus:
     dtype = np.dtype(json.loads((folder / "meta.json").read_text())["dtype"])
     train, valid = (
-        Tokens(
+        CorpusPart(
             ids=np.memmap(folder / f"{part}.ids", dtype=dtype, mode="r"),
             starts=np.load(folder / f"{part}.starts.npy"),
             text_bytes=np.load(folder / f"{part}.bytes.npy"),

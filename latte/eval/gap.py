@@ -1,4 +1,4 @@
-"""How much of what the window costs is won back, while a model is taught: gap closed, on rows that are not trained on.
+"""The closed part of the gap between window attention and the pretrained model, on validation rows during training:
 
 (loss on window and sinks - loss now) / (loss on window and sinks - loss of the pretrained model)
 """
@@ -11,24 +11,24 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from latte.data import Batch
 from latte.extend.layer import CLOSED
 from latte.extend.low_rank import without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.loss import next_token_loss
-from latte.train.trainer import Batch
 
-SMALLEST = 0.01  # nats: of a smaller gap no part means anything
+SMALLEST = 0.01  # nats; a part of a smaller gap is noise
 
 
 class Gap:
-    """The two ends of the gap on some rows, measured when they are first asked for."""
+    """The gap on some rows; its two ends are measured on first use."""
 
     def __init__(self, rows: list[Batch]) -> None:
         self.rows = rows
         self._ends: tuple[float, float] | None = None
 
     def closed(self, model: LatteExtendedForCausalLM, loss: float) -> float | None:
-        """The part of the gap that a loss on these rows has closed; None where the window costs next to nothing."""
+        """The part of the gap that a loss on these rows closes; None if the gap is smaller than SMALLEST."""
         if self._ends is None:
             with without_low_rank(model):
                 self._ends = (self.loss(model, mode="original"), self.loss(model, closed=True))
@@ -37,7 +37,7 @@ class Gap:
 
     @torch.no_grad()
     def loss(self, model: LatteExtendedForCausalLM, mode: str = "extended", closed: bool = False) -> float:
-        """Next-token loss a token over the rows."""
+        """Mean next-token loss over the rows."""
         total = 0.0
         with _closed(model) if closed else nullcontext():
             for row in self.rows:
@@ -51,7 +51,7 @@ class Gap:
 
 @contextmanager
 def _closed(model: LatteExtendedForCausalLM) -> Iterator[None]:
-    """The model on its window and sinks alone, for a while."""
+    """Close the latents: the model attends to its window and sinks alone."""
     biases = [mixer.slot0_bias for mixer in model.mixers if mixer.slot0_bias is not None]
     kept: list[Tensor] = [bias.detach().clone() for bias in biases]
     with torch.no_grad():

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from latte import __version__
-from latte.extend.judge import EXTENDED, ORIGINAL, SINKS, WINDOW
+from latte.eval.extension import EXTENDED, GAP_CLOSED, ORIGINAL, SINKS, WINDOW
 from latte.extend.model import LatteExtendedForCausalLM
-from latte.extend.sources import Original
+from latte.loading import Original
 from latte.recipe import ExtendRecipe
 
 HEAD = """---
@@ -59,11 +59,11 @@ def perplexity_table(text: str, rows: dict[str, Any]) -> str:
     """Perplexity by context of one text, in Markdown."""
     names = [name for name in (ORIGINAL, WINDOW, SINKS, EXTENDED) if name in rows]
     contexts = sorted({int(context) for name in names for context in rows[name]})
-    lines = [["context", *names, "gap closed"], ["---"] * (len(names) + 2)]
+    lines = [["context", *names, GAP_CLOSED], ["---"] * (len(names) + 2)]
     for context in map(str, contexts):
         cells = [
             f"{math.exp(min(rows[name][context]['loss'], 50)):.2f}" if context in rows[name] else "" for name in names
         ]
-        closed = rows["gap closed"].get(context)
+        closed = rows[GAP_CLOSED].get(context)
         lines.append([f"{int(context):,}", *cells, "" if closed is None else f"{closed:.0%}"])
     return f"\n## Perplexity on {text}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)

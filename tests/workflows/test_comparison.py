@@ -9,11 +9,12 @@ import pytest
 from latte.cli.main import main
 from latte.cli.settings import recipe_names, recipe_path
 from latte.errors import UserError
-from latte.eval import compare as module
-from latte.eval.compare import compare, count_parameters, decode_speed, plan
-from latte.eval.table import markdown, write
+from latte.eval.comparison import decode_speed
 from latte.models import LatteForCausalLM, preset
 from latte.recipe import CompareRecipe, DataRecipe, ExtendRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml
+from latte.report.comparison import markdown, write
+from latte.workflows import comparison as module
+from latte.workflows.comparison import compare, count_parameters, plan
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -1,11 +1,10 @@
-"""Putting an extended model beside the pretrained one: perplexity by context, recall of a fact, cost of writing."""
+"""Comparing an extended model with the pretrained one: perplexity by context, retrieval of a fact, cost of decoding."""
 
 from __future__ import annotations
 
 import copy
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,24 +12,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from latte.eval.decode_timing import random_cache, random_ids, read_context, time_tokens
 from latte.eval.generate import Reader
 from latte.eval.stream import Text, evaluate, state_bytes
 from latte.files import write_text
 from latte.recipe import JudgeRecipe
 
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
+GAP_CLOSED = "gap closed"  # a row of the results beside those of the four models
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
+WARM_UP = 4  # tokens decoded before the timed ones
 DEPTHS = (0.1, 0.5, 0.9)
-TELL, ASK = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
+STATEMENT, QUESTION = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
 PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
 WORDS = ("apple", "silver", "window", "horse", "candle", "winter", "button", "bread")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model to measure, and how many tokens it can be given."""
+    """A model to measure, and the longest context it is measured at."""
 
     name: str
     model: Any
@@ -46,7 +48,7 @@ def judge(
     own_context: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Measure everything, keeping each figure in ``file`` as soon as it is known: a restart measures the rest."""
+    """Make all measurements, writing each to ``file`` at once: a restart makes only the missing ones."""
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
 
     def once(key: str, measure: Callable[..., Any], *given: Any) -> None:
@@ -94,14 +96,14 @@ def one_stretch(text: Text, length: int) -> Text:
 
 
 def perplexity(model: Any, text: Text, context: int) -> dict[str, Any]:
-    """One length's figures, and the loss by position within it."""
+    """Loss at one context length, and by position within it."""
     return asdict(evaluate(model, text, [context]))
 
 
 def summary(
     found: dict[str, Any], texts: list[str], recipe: JudgeRecipe, own_context: int, longest: int | None = None
 ) -> dict[str, Any]:
-    """The figures in order: by text, contender and context, with the part of the gap that is closed."""
+    """The measurements by text, contender and context, and the closed part of the gap."""
     names = (ORIGINAL, WINDOW, SINKS, EXTENDED)
     perplexity: dict[str, Any] = {}
     positions: dict[str, Any] = {}
@@ -120,7 +122,7 @@ def summary(
             losses = [rows.get(name, {}).get(length, {}).get("loss") for name in (ORIGINAL, SINKS, EXTENDED)]
             if None not in losses and losses[1] != losses[0]:
                 closed[length] = (losses[1] - losses[2]) / (losses[1] - losses[0])
-        rows["gap closed"] = closed
+        rows[GAP_CLOSED] = closed
     return {
         "perplexity": perplexity,
         "positions": positions,
@@ -142,9 +144,9 @@ def summary(
 def retrieve(
     model: Any, tokenizer: PreTrainedTokenizerBase, filler: list[np.ndarray], context: int, trials: int
 ) -> dict[str, dict[str, float]]:
-    """How well a word told at some depth of a text is known at its end, by depth.
+    """How well the model predicts, at the end of a text, a word that was stated at some depth of it; by depth.
 
-    ``recall``: part of the trials in which the word is the likeliest of all eight; ``log_probability``: of the word.
+    ``recall``: fraction of trials in which the word is the most probable of all eight; ``log_probability``: the word's.
     """
     encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
     ground = np.concatenate(filler).tolist()
@@ -153,13 +155,13 @@ def retrieve(
         recalled, scores = [], []
         for trial in range(trials):
             place, word = PLACES[trial % len(PLACES)], WORDS[(3 * trial + 1) % len(WORDS)]
-            told, asked = encode(TELL.format(place=place, word=word)), encode(ASK.format(place=place))
-            room = context - len(told) - len(asked) - 8
+            statement, question = encode(STATEMENT.format(place=place, word=word)), encode(QUESTION.format(place=place))
+            room = context - len(statement) - len(question) - 8
             start = trial * 997 % max(1, len(ground) - room)
             around = ground[start : start + room]
             cut = int(depth * len(around))
             reader = Reader(model, tokenizer)
-            reader.read_ids([*around[:cut], *told, *around[cut:], *asked])
+            reader.read_ids([*around[:cut], *statement, *around[cut:], *question])
             by_word = {other: _log_probability(reader, encode(f" {other}")) for other in WORDS}
             recalled.append(max(by_word, key=lambda other: by_word[other]) == word)
             scores.append(by_word[word])
@@ -168,39 +170,17 @@ def retrieve(
 
 
 def _log_probability(reader: Reader, ids: list[int]) -> float:
-    """Of a continuation, leaving the reader where it was."""
+    """Mean log-probability per token of a continuation; the reader's state is not changed."""
     cache = copy.deepcopy(reader.cache)
     rows = torch.tensor([[reader.waiting, *ids]], device=reader.model.device)
     logits = reader.model(input_ids=rows[:, :-1], past_key_values=cache, use_cache=True).logits
     return float(logits.float().log_softmax(-1)[0, torch.arange(len(ids)), rows[0, 1:]].mean())
 
 
-@torch.no_grad()
 def decode_cost(model: Any, context: int, tokens: int) -> dict[str, float]:
-    """Time a token and bytes of state, ``context`` tokens into a text; the median of single tokens."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (1, context), generator=generator).to(model.device)
-    cache: Any
-    if hasattr(model, "new_parameters"):
-        cache = None
-        for part in ids.split(2048, dim=1):
-            cache = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-    else:
-        cache = _filled_cache(model, ids)
-    seconds = []
-    for _ in range(tokens + 4):
-        began = time.perf_counter()
-        cache = model(ids[:, -1:], past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-        seconds.append(time.perf_counter() - began)
-    return {"seconds_per_token": statistics.median(seconds[4:]), "state_bytes": state_bytes(cache)}
-
-
-def _filled_cache(model: Any, ids: torch.Tensor) -> DynamicCache:
-    """Keys and values of a whole context without reading it, which would take quadratic time; random, as time a token
-    does not depend on them."""
-    first = model(ids[:, :1], use_cache=True).past_key_values
-    cache = DynamicCache()
-    for index, layer in enumerate(first.layers):
-        B, G, _, K = layer.keys.shape
-        cache.update(torch.randn(B, G, ids.shape[1], K), torch.randn(B, G, ids.shape[1], K), index)
-    return cache
+    """Median time of a token and bytes of state, ``context`` tokens into a text, after a warm-up."""
+    ids = random_ids(model, context)
+    extended = hasattr(model, "new_parameters")
+    cache = read_context(model, ids, chunk=2048) if extended else random_cache(model, context)
+    seconds, cache = time_tokens(model, cache, ids[:, -1:].expand(1, tokens + WARM_UP))
+    return {"seconds_per_token": statistics.median(seconds[WARM_UP:]), "state_bytes": state_bytes(cache)}

@@ -1,4 +1,4 @@
-"""What extending a model would take: parameters, tokens, memory, and time on this machine, measured on a few tokens."""
+"""What an extension will cost: parameters, tokens, memory, and time on this machine, measured on a few tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from latte.data import Corpus
 from latte.extend.model import convert
-from latte.extend.sources import Original
-from latte.extend.stages import Stage, open_latents, plan_stages
+from latte.loading import Original
 from latte.recipe import ExtendRecipe
+from latte.workflows.stages import Stage, open_latents, plan_stages
 
-SAMPLE = 256  # tokens that a stage's speed is measured on
+SAMPLE = 256  # tokens of the row that a stage is timed on
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """One stage's part."""
+class StageCost:
+    """Cost of one stage."""
 
     name: str
     steps: int
@@ -29,17 +29,17 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The whole of it."""
+class Cost:
+    """Cost of an extension."""
 
     parameters: int
     new_parameters: int
     memory_bytes: int
-    stages: list[StagePlan]
+    stages: list[StageCost]
 
 
-def make_plan(recipe: ExtendRecipe, original: Original, corpus: Corpus, options: dict, folder: Path) -> Plan:
-    """Convert, and try every stage's loss and gradient on a short row."""
+def estimate_cost(recipe: ExtendRecipe, original: Original, corpus: Corpus, options: dict, folder: Path) -> Cost:
+    """Convert the model, and time the loss and gradient of each stage on a short row."""
     model = convert(copy.deepcopy(original.model), options)
     parts = []
     stages = plan_stages(recipe, corpus, folder)
@@ -49,14 +49,14 @@ def make_plan(recipe: ExtendRecipe, original: Original, corpus: Corpus, options:
         for parameter in model.new_parameters().values():
             parameter.requires_grad_(True)
         tokens = stage.settings.steps * stage.settings.batch_size * stage.settings.sequence_length
-        parts.append(StagePlan(stage.name, stage.settings.steps, tokens, tokens * _seconds_per_token(model, stage)))
+        parts.append(StageCost(stage.name, stage.settings.steps, tokens, tokens * _seconds_per_token(model, stage)))
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     new = sum(parameter.numel() for parameter in model.new_parameters().values())
     # The pretrained model and the extended one, gradients and two moments of what is new, and activations of a row.
     longest = max((stage.settings.sequence_length for stage in stages), default=0)
     config = original.model.config
     per_token = 4 * config.num_hidden_layers * (12 * config.hidden_size + 3 * config.intermediate_size)
-    return Plan(
+    return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         new_parameters=new,
         memory_bytes=2 * weights + 12 * new + longest * per_token,

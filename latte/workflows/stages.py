@@ -1,4 +1,4 @@
-"""Teaching an extended model in stages; each is a training run of its own folder that any end can interrupt."""
+"""Training an extended model in stages; each stage is a resumable training run with a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,50 +12,48 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from latte.data import Corpus, Rows
-from latte.extend.gap import Gap
+from latte.data import Batch, Corpus, PackedRows
+from latte.eval.gap import Gap
 from latte.extend.layer import CLOSED
 from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
-from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
+from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
+from latte.recipe import STAGES, DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
-from latte.train.run import FINAL, Result, fit, is_finished, share, step_batches
-from latte.train.trainer import Batch, training_arguments
+from latte.train.run import Result, fit, is_finished, share, step_batches
+from latte.train.trainer import training_arguments
 
-#: In the order in which they run; each is a field of the recipe.
-STAGES = ("transfer", "distil", "lengthen")
-#: What the latents' first weights are fitted on.
-OPENING_TOKENS = 4096
+OPENING_TOKENS = 4096  # that the latents' initial weights are fitted on
 
 
 @dataclass
 class Stage:
-    """One stage: its settings, the rows it reads, and where it leaves its weights."""
+    """One stage: its settings, its rows, and the folder of its weights."""
 
     name: str
     settings: StageRecipe
     folder: Path
-    rows: Rows
-    held_out: Rows
+    rows: PackedRows
+    held_out: PackedRows
     seed: int
-    past_teacher: bool = False  # low-rank training came before: the pretrained weights are no longer there
+    past_teacher: bool = False  # low-rank training changed the pretrained weights before: there is no teacher
     _gap: Gap | None = None
 
     def run(self, model: LatteExtendedForCausalLM, console: Console) -> Result:
-        """Train, or go on, or only load what was trained before; the model then has the stage's weights."""
+        """Train, resume, or load the finished stage; afterwards the model has the stage's weights."""
         settings = self.settings.train_recipe(self.seed)
         args = training_arguments(self.folder, settings)
         micro, args.gradient_accumulation_steps = share(settings, args.world_size)
         batches = step_batches(self.rows, settings, args, micro)
         first = args.process_index == 0
-        with low_rank(model, self.settings):
+        with low_rank(model, getattr(self.settings, "lora_rank", 0)):
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_("lora_" in name)
             for parameter in model.new_parameters().values():
                 parameter.requires_grad_(True)
-            before = self.folder / "layers_before.json"
+            before = self.folder / LAYERS_BEFORE
             if first and self.name == "transfer" and not before.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_text(before, json.dumps(self.layer_losses(model)) + "\n")
@@ -70,17 +68,17 @@ class Stage:
                 loss=self.loss,
                 console=console,
             )
-            checkpoint.load_model(self.folder / FINAL, model)
-        if first and not (self.folder / "layers.json").exists():
-            write_text(self.folder / "layers.json", json.dumps(self.layer_losses(model)) + "\n")
+            checkpoint.load_model(self.folder / MODEL, model)
+        if first and not (self.folder / LAYERS).exists():
+            write_text(self.folder / LAYERS, json.dumps(self.layer_losses(model)) + "\n")
         return result
 
     def is_finished(self) -> bool:
-        """Whether its weights are there already."""
+        """Whether its final weights exist."""
         return is_finished(self.folder)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What the stage lowers."""
+        """The stage's training loss."""
         inner: Any = getattr(model, "module", model)
         if not isinstance(self.settings, DistilRecipe):
             return transfer_losses(inner, batch["input_ids"], batch["reset"]).mean()
@@ -91,7 +89,7 @@ class Stage:
         assert isinstance(settings, DistilRecipe)
         known = None
         if settings.divergence:
-            with without_low_rank(model):  # the pretrained model knows nothing of additions to its weights
+            with without_low_rank(model):  # the teacher is the pretrained model, without additions to its weights
                 known = teacher_states(model, batch["input_ids"], batch["reset"])
         return distillation_loss(
             model,
@@ -105,7 +103,7 @@ class Stage:
 
     @torch.no_grad()
     def validate(self, model: nn.Module, args: TrainingArguments) -> dict[str, float]:
-        """The stage's losses on rows that are not trained on, and how much of the gap is closed there."""
+        """The stage's losses on validation rows, and the closed part of the gap there."""
         inner: Any = getattr(model, "module", model)
         rows = self._validation_batches(args.device)
         found: dict[str, float] = {}
@@ -127,7 +125,7 @@ class Stage:
 
     @torch.no_grad()
     def layer_losses(self, model: LatteExtendedForCausalLM) -> list[float]:
-        """Each layer's distance from the pretrained layer on held-out rows."""
+        """Each layer's distance from the pretrained layer on validation rows."""
         rows = self._validation_batches(model.device)
         total = sum(transfer_losses(model, row["input_ids"], row["reset"]) for row in rows)
         assert isinstance(total, Tensor)
@@ -140,7 +138,7 @@ class Stage:
 
 
 def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stage]:
-    """The stages that a recipe asks for.
+    """The stages of a recipe that have steps.
 
     Raises:
         UserError: too little text for a stage's rows.
@@ -150,8 +148,8 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
         settings: StageRecipe = getattr(recipe, name)
         if settings.steps:
             length = settings.sequence_length
-            rows = Rows(corpus.train, length, f"training part, for stage {name},")
-            held_out = Rows(corpus.valid, length, f"validation part, for stage {name},")
+            rows = PackedRows(corpus.train, length, f"training part, for stage {name},")
+            held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},")
             changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
             stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
     return stages
@@ -159,7 +157,7 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
 
 @torch.no_grad()
 def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float | None) -> None:
-    """Let closed latents into the softmax before the first stage; always the same way, so that a restart is too."""
+    """Initialise the latents before the first stage, if they are closed; deterministic, so a restart does the same."""
     bias = model.mixers[0].slot0_bias
     if bias is None or float(bias.min()) < CLOSED:
         return

@@ -1,4 +1,4 @@
-"""``latte extend``, whole: load, convert, teach in stages, judge, and write a folder that appears once it is whole."""
+"""``latte extend`` from start to end: load, convert, train in stages, evaluate, and write the model's folder."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from rich.console import Console
 from latte.data import Corpus, prepare
 from latte.data.tokenizer import save_tokenizer
 from latte.errors import UserError
+from latte.eval.extension import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.eval.run import read_text, take
 from latte.eval.stream import Text
-from latte.extend.card import model_card
 from latte.extend.check import TOKENS, check_conversion
-from latte.extend.judge import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
 from latte.extend.model import LatteExtendedForCausalLM, convert
-from latte.extend.page import render_results, write_plots
-from latte.extend.sources import Original, load_original
-from latte.extend.stages import Stage, open_latents, plan_stages
 from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
+from latte.loading import Original, load_original
+from latte.loading.layout import CHECK, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
+from latte.report.extension import render_results
+from latte.report.extension_plots import write_plots
+from latte.report.model_card import model_card
 from latte.train.run import run_folder
 from latte.train.trainer import seed_everything, training_arguments
+from latte.workflows.stages import Stage, open_latents, plan_stages
 
 KIND = "latte-extended-1"
 
 
 def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
-    """Extend a pretrained model as a recipe says, or go on where an earlier call with the same recipe ended.
+    """Extend a pretrained model as a recipe says, or resume an earlier call with the same recipe.
 
     Returns the folder of the extended model, for ``AutoModelForCausalLM.from_pretrained`` after ``import latte``.
 
@@ -53,7 +55,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         if _is_done(out, recipe):
             console.print(f"{out} is finished already: nothing to do")
             return out
-        check = once(run / "check.json", lambda: checked(original, options, corpus))
+        check = once(run / CHECK, lambda: checked(original, options, corpus))
         console.print(
             f"converted: logits within {check['as_original']:.1e} of the original's, "
             f"token by token within {check['decoding']:.1e} of all at once"
@@ -72,15 +74,15 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             original.tokenizer,
             texts(recipe, corpus, original),
             recipe.judge,
-            run / "judge.json",
+            run / JUDGED,
             model.own_context,
             lambda what: console.print(f"measuring {what}"),
         )
         layers = {
             stage.name: {
-                name: json.loads(path.read_text())
-                for name in ("layers_before", "layers")
-                if (path := stage.folder / f"{name}.json").is_file()
+                path.stem: json.loads(path.read_text())
+                for path in (stage.folder / LAYERS_BEFORE, stage.folder / LAYERS)
+                if path.is_file()
             }
             for stage in stages
         }
@@ -92,7 +94,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             "progress": progress(stages),
             **figures,
         }
-        write_text(run / "results.json", json.dumps(results, indent=1) + "\n")
+        write_text(run / EXTENSION_RESULTS, json.dumps(results, indent=1) + "\n")
         if args.process_index == 0:
             with whole_folder(out, kind=KIND, recipe=_key(recipe)) as scratch:
                 write_result(scratch, model, original, results, recipe)
@@ -100,35 +102,35 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
 
 
 def once(file: Path, measure: Callable[[], Any]) -> Any:
-    """What was measured, by this call or an earlier one."""
+    """The measurement in ``file``, made now if there is none."""
     if not file.is_file():
         write_text(file, json.dumps(measure()) + "\n")
     return json.loads(file.read_text())
 
 
 def checked(original: Original, options: dict[str, Any], corpus: Corpus) -> dict[str, float]:
-    """The conversion, on the beginning of the text."""
+    """Check the conversion on the first tokens of the corpus."""
     few = range(min(8, corpus.train.num_documents))
     ids = np.concatenate([corpus.train.document(index)[:TOKENS] for index in few]).astype(np.int64)
     return check_conversion(original.model.eval(), options, torch.from_numpy(ids))
 
 
 def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
-    """What was measured while each stage went on, by the tokens read until then, those of earlier stages included."""
+    """The validations of each stage, by the number of tokens read until then, earlier stages included."""
     found: dict[str, list[dict[str, float]]] = {}
     before = 0
     for stage in stages:
         settings = stage.settings
         step_tokens = settings.batch_size * settings.sequence_length
-        lines = [json.loads(line) for line in (stage.folder / "metrics.jsonl").read_text().splitlines()]
-        by_step = {line["step"]: line for line in lines if "valid_loss" in line}  # once for each, whatever was resumed
+        # By step, since a resumed run may have logged a step twice.
+        by_step = {line["step"]: line for line in read_metrics(stage.folder) if "valid_loss" in line}
         found[stage.name] = [{"tokens": before + line.pop("step") * step_tokens, **line} for line in by_step.values()]
         before += settings.steps * step_tokens
     return found
 
 
 def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpus]:
-    """The pretrained model, and the text in its tokens."""
+    """The pretrained model, and the corpus encoded with its tokenizer."""
     if not recipe.model:
         raise UserError("no model was given: expected a folder, a name on the hub, a GGUF file, or smollm2-135m")
     original = load_original(recipe.model, console.print)
@@ -137,7 +139,7 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
 
 
 def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
-    """What the layers become, in the words of the mixer ``latte``."""
+    """The recipe's settings as options of the mixer ``latte``."""
     return {
         "window": recipe.window,
         "sinks": recipe.sinks,
@@ -150,7 +152,7 @@ def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
 def contenders(
     original: Original, model: LatteExtendedForCausalLM, options: dict[str, Any], recipe: ExtendRecipe
 ) -> list[Contender]:
-    """The pretrained model, what is left of it on its window, with its sinks too, and the extended one."""
+    """The pretrained model, the same with window attention alone, with window and sinks, and the extended model."""
     limit = recipe.judge.original_up_to or 2 * model.own_context
     sinks_too = convert(copy.deepcopy(original.model), options)
     alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
@@ -163,7 +165,7 @@ def contenders(
 
 
 def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str, Text]:
-    """What to measure on: the validation part, and the sources that the recipe names."""
+    """The texts to measure on: the validation part, the recipe's sources, and one long document."""
     judge, tokens = recipe.judge, corpus.valid
     asked = EvalRecipe(
         max_tokens=judge.max_tokens, max_document_tokens=judge.max_document_tokens, join_documents=judge.join_documents
@@ -173,11 +175,10 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
         text = read(asked)
         if sum(map(len, text.documents)) >= asked.max_tokens:
             return text
-        return read(replace(asked, max_document_tokens=None))  # few documents: then more of each
+        return read(replace(asked, max_document_tokens=None))  # too few documents: read more of each
 
     def held_out(asked: EvalRecipe) -> Text:
-        pairs = ((tokens.document(index), int(tokens.text_bytes[index])) for index in range(tokens.num_documents))
-        return take(pairs, original.tokenizer, asked)
+        return take(tokens.documents(), original.tokenizer, asked)
 
     result = {VALIDATION: enough(held_out, asked)}
     for source in judge.sources:
@@ -196,11 +197,11 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
 def write_result(
     folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
 ) -> None:
-    """The model, its tokenizer and card, the figures and a page of them, and the recipe."""
+    """Write the model, its tokenizer and card, the results as JSON, page and plots, and the recipe."""
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (folder / EXTENSION_RESULTS).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / "report.html").write_text(render_results(results), encoding="utf-8")
     write_plots(results, folder)
     (folder / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
