@@ -7,8 +7,7 @@ from latte import _environment, mixers, ops  # noqa: F401  (the first sets what 
 from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
 from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
 from latte.state import State
-
-__version__ = "0.1.0"
+from latte.version import __version__  # noqa: F401
 
 __all__ = [
     "LatteCache",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
+NEEDS = "latte.bench"
 
-def main(arguments: Sequence[str]) -> int:
+
+def read(arguments: Sequence[str]) -> Callable[[], int]:
     parser = ArgumentParser(
         prog="latte bench",
         description="Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, "
@@ -19,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="small and short: to see that everything runs")
     parser.add_argument("--out", type=str, default="docs/results/bench", help="folder for the results")
     settings = parser.parse_args(arguments)
-    return run(settings.suite, settings.lengths, settings.quick, settings.out)
+    return partial(run, settings.suite, settings.lengths, settings.quick, settings.out)
 
 
 def run(suite: str = "all", lengths: Sequence[int] | None = None, quick: bool = False, out: str = "bench") -> int:
