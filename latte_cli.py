@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load_package = postpone("latte")
         from latte.cli.main import main as command
+        from latte.memory import keep_memory
 
         def load(module: str) -> None:
+            keep_memory()  # before the first tensor
             before = signal.signal(signal.SIGINT, _quit) if _interruptible() else None
             load_package()
             importlib.import_module(module)

@@ -5,6 +5,7 @@ Importing this registers the models with transformers' Auto classes.
 
 from latte import _environment, mixers, ops  # noqa: F401  (the first sets what torch reads when it starts)
 from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
+from latte.memory import keep_memory
 from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
 from latte.state import State
 from latte.version import __version__  # noqa: F401
@@ -17,6 +18,7 @@ __all__ = [
     "LatteForCausalLM",
     "LatteForSequenceClassification",
     "State",
+    "keep_memory",
     "mixers",
     "ops",
     "preset",

@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from latte.memory import keep_memory
+
 #: Subcommands, each a module of this package. Its ``read`` checks the arguments and returns the call that runs them; it
 #: imports nothing heavy, so that help and mistakes are answered at once. ``NEEDS`` is the heavy module of the run.
 COMMANDS = {
@@ -66,5 +68,10 @@ def _underscored(argument: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def _load(module: str) -> None:
+    keep_memory()
+    importlib.import_module(module)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(load=_load))
