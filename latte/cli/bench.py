@@ -17,7 +17,9 @@ def read(arguments: Sequence[str]) -> Callable[[], int]:
         description="Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, "
         "plots and a summary.",
     )
-    parser.add_argument("--suite", type=str, default="all", help="ops, layers, models, decode, memory or all")
+    parser.add_argument(
+        "--suite", type=str, default="all", help="ops, layers, models, decode, memory, allocator or all"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="tokens; default: the suite's own lengths")
     parser.add_argument("--quick", action="store_true", help="small and short: to see that everything runs")
     parser.add_argument("--out", type=str, default="docs/results/bench", help="folder for the results")
