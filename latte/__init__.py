@@ -5,11 +5,11 @@ Importing this registers the models with transformers' Auto classes.
 
 from latte import _environment, decode, mixers, ops  # noqa: F401  (the first sets what torch reads when it starts)
 from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
+from latte.memory import keep_memory
 from latte.models import LatteCache, LatteConfig, LatteForCausalLM, LatteForSequenceClassification, preset
 from latte.state import State
 from latte.tokens import Tokens
-
-__version__ = "0.1.0"
+from latte.version import __version__  # noqa: F401
 
 __all__ = [
     "LatteCache",
@@ -20,6 +20,7 @@ __all__ = [
     "LatteForSequenceClassification",
     "State",
     "Tokens",
+    "keep_memory",
     "mixers",
     "ops",
     "preset",

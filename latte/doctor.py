@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte.memory import allocator, returns_memory_early
+from latte import memory
 from latte.ops import native
 from latte.ops.registry import Draw, choose_backend, registered_ops
 from latte.tokens import Tokens
@@ -52,11 +52,8 @@ def kernels() -> str:
 
 
 def allocation() -> str:
-    """Which allocator serves, and what would serve long training better."""
-    name = allocator()
-    if not returns_memory_early(name):
-        return name
-    return f"{name} (trains on long rows faster, in less memory, with LD_PRELOAD=libtcmalloc_minimal.so.4)"
+    """Which allocator serves, and what it does with large blocks."""
+    return memory.allocation()
 
 
 def check_ops(length: int = 193) -> Iterator[OpCheck]:

@@ -17,7 +17,16 @@ PACKAGE = Path(__file__).parent.parent / "latte"
 #: From the top down; a room imports itself and rooms of earlier lines. Rooms of one line do not import each other,
 #: except for the leaf modules of the first. A room that does not exist yet may be listed.
 ORDER = [
-    ("errors", "files", "memory", "shapes", "tokens", "state", "_environment"),  # leaf modules, open to every room
+    (
+        "errors",
+        "files",
+        "memory",
+        "shapes",
+        "tokens",
+        "state",
+        "version",
+        "_environment",
+    ),  # leaf modules, open to every room
     ("ops",),  # functions of tensors
     ("layers",),  # parts that mixers share
     ("mixers",),  # mechanisms
@@ -131,3 +140,12 @@ def test_violations_are_found(
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert bool(violations(path)) == forbidden
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room_of(path) in ("layers", "mixers", "models", "extend")]
+)
+def test_no_kernel_is_called_past_its_op(path: Path) -> None:
+    """Parts, mechanisms and models are plain code: kernels are behind ops, and in the decode engine."""
+    kernels = [name for _, name in imports(path) if name.startswith("ops.native")]
+    assert kernels == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from latte.bench import decode, ops, yardsticks
+from latte.bench import allocator, decode, ops, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.sizes import OURS, TRANSFORMER
 
@@ -155,6 +155,7 @@ def rows(figures: Sequence[Figure]) -> list[Row]:
             "below 1x from T = 2048",
             "{:.2f}x at T = {}",
         ),
+        _fresh_processes(look),
     ]
     return table
 
@@ -167,6 +168,20 @@ def _speed(
     measured = "not measured" if ratio is None else f"{ratio:.1f}x" + (f" (medians: {usual:.1f}x)" if usual else "")
     met = None if ratio is None else ratio >= target
     return Row(point, f"{text}: against {theirs}", measured, f"at least {target:g}x", met)
+
+
+def _fresh_processes(look: Figures) -> Row:
+    """How far a usual process is from the fastest one."""
+    text, target = "causal Latte, T = 16384, forward: the median of ten fresh processes over the best", "at most 1.3x"
+    kept, default = (
+        look.by_key.get(("allocator", "forward", name, 16384)) for name in (allocator.KEPT, allocator.DEFAULT)
+    )
+    if kept is None or kept.best is None or kept.median is None:
+        return Row("7", text, "not measured", target, None)
+    measured = f"{kept.median / kept.best:.2f}x"
+    if default is not None and default.median is not None:
+        measured += f" (with {allocator.DEFAULT}: {default.median / kept.best:.2f}x)"
+    return Row("7", text, measured, target, kept.median <= 1.3 * kept.best)
 
 
 def _bound(

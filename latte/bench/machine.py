@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from latte.bench.harness import Skipped, Timing, interleave
-from latte.memory import allocator
+from latte.memory import allocation
 from latte.ops import native
 
 PACKAGES = ("torch", "transformers", "numpy", "jax", "jaxlib", "mambapy")
@@ -41,7 +41,7 @@ def describe() -> dict[str, str | int | float]:
         "memory_bytes": total_memory(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "kernels": native.describe(),
-        "allocator": allocator(),
+        "allocator": allocation(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **versions,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from latte.bench import decode, layers, memory, models, ops
+from latte.bench import allocator, decode, layers, memory, models, ops
 from latte.bench.figures import Figure, Plan
 from latte.bench.machine import Peaks, describe, measure_peaks
 from latte.bench.results import write
@@ -22,6 +22,7 @@ SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "models": ((512, 1024, 2048, 4096, 16384, 65536), 400.0),
     "decode": ((1024, 4096, 16384, 65536, 131072), 30.0),
     "memory": ((1024, 2048, 4096, 8192), 60.0),
+    "allocator": ((16384,), 60.0),
 }
 QUICK_LENGTHS = {
     "ops": (512, 2048),
@@ -29,6 +30,7 @@ QUICK_LENGTHS = {
     "models": (64, 128),
     "decode": (64, 256),
     "memory": (64, 128),
+    "allocator": (512,),
 }
 
 
@@ -87,7 +89,9 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
     if name == "decode":
         # A token is short and the figure is a difference of two: more turns.
         return decode.run(replace(plan, repeats=2 * plan.repeats, budget=2 * plan.budget), peaks, size)
-    return memory.run(plan, size)
+    if name == "memory":
+        return memory.run(plan, size)
+    return allocator.run(plan, processes=2 if plan.repeats == 1 else allocator.PROCESSES)
 
 
 def _chosen(suite: str) -> list[str]:

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from latte.bench.harness import Seconds, Skipped
+from latte.memory import keep_memory, keeps_memory
 
 
 class Worker:
@@ -21,7 +22,7 @@ class Worker:
     def __init__(self, module: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(module, threads, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(module, threads, keeps_memory(), theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -54,7 +55,9 @@ class Worker:
         return answer
 
 
-def _serve(module: str, threads: int, pipe: Connection) -> None:
+def _serve(module: str, threads: int, keep: bool, pipe: Connection) -> None:
+    if keep:  # the peer gets the allocator that we are timed with
+        keep_memory()
     # Read by XLA, OpenMP and MKL before they start their threads.
     os.environ.update({name: str(threads) for name in ("NPROC", "OMP_NUM_THREADS", "MKL_NUM_THREADS")})
     if hasattr(os, "sched_setaffinity"):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
+NEEDS = "latte.bench"
 
-def main(arguments: Sequence[str]) -> int:
+
+def read(arguments: Sequence[str]) -> Callable[[], int]:
     parser = ArgumentParser(
         prog="latte bench",
         description="Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, "
         "plots and a summary.",
     )
-    parser.add_argument("--suite", type=str, default="all", help="ops, layers, models, decode, memory or all")
+    parser.add_argument(
+        "--suite", type=str, default="all", help="ops, layers, models, decode, memory, allocator or all"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="tokens; default: the suite's own lengths")
     parser.add_argument("--quick", action="store_true", help="small and short: to see that everything runs")
     parser.add_argument("--out", type=str, default="docs/results/bench", help="folder for the results")
     settings = parser.parse_args(arguments)
-    return run(settings.suite, settings.lengths, settings.quick, settings.out)
+    return partial(run, settings.suite, settings.lengths, settings.quick, settings.out)
 
 
 def run(suite: str = "all", lengths: Sequence[int] | None = None, quick: bool = False, out: str = "bench") -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,12 +13,13 @@ from latte.cli.settings import parse
 from latte.errors import Stopped
 from latte.recipe import CompareRecipe
 
+NEEDS = "latte.eval.compare"
 DESCRIPTION = """Train several variants or mixers on the same text, tokens and settings, and put quality, speed, memory
 and size of state side by side, as a table and as plots. What an earlier call has done is not done again."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    return run(parse("compare", DESCRIPTION, CompareRecipe, arguments))
+def read(arguments: Sequence[str]) -> Callable[[], int]:
+    return partial(run, parse("compare", DESCRIPTION, CompareRecipe, arguments))
 
 
 def run(recipe: CompareRecipe) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import torch
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
-from latte import __version__, doctor, mixers
+from latte.version import __version__
+
+NEEDS = "latte.doctor"
 
 
-def main(arguments: Sequence[str]) -> int:
+def read(arguments: Sequence[str]) -> Callable[[], int]:
     parser = ArgumentParser(
         prog="latte doctor",
         description="Show versions, device, threads and backends, and run every op against its reference.",
@@ -21,11 +23,15 @@ def main(arguments: Sequence[str]) -> int:
     settings = parser.parse_args(arguments)
     if settings.tokens < 1:
         raise ValueError(f"--tokens is {settings.tokens}, expected at least 1")
-    return run(settings.tokens)
+    return partial(run, settings.tokens)
 
 
 def run(tokens: int = 193) -> int:
     """Print the findings; 0 if every op agrees with its reference, 1 otherwise."""
+    import torch
+
+    from latte import doctor, mixers
+
     console = Console()
     console.print(f"[bold]latte {__version__}[/bold]")
     for name, version in doctor.versions().items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -10,12 +11,13 @@ from rich.table import Table
 from latte.cli.settings import parse
 from latte.recipe import EvalRecipe
 
+NEEDS = "latte.eval.run"
 DESCRIPTION = """Measure perplexity and bits per byte at any context length, in constant memory: `latte eval MODEL`.
 At every length the same tokens are scored; the loss by position shows where a model stops using what it has read."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    return run(parse("eval", DESCRIPTION, EvalRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], int]:
+    return partial(run, parse("eval", DESCRIPTION, EvalRecipe, arguments, positional="model"))
 
 
 def run(recipe: EvalRecipe) -> int:

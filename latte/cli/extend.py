@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +14,14 @@ from latte.cli.settings import parse
 from latte.errors import Stopped
 from latte.recipe import ExtendRecipe
 
+NEEDS = "latte.extend.run"
 DESCRIPTION = """Extend a pretrained language model to long contexts at linear cost: `latte extend MODEL --out DIR`. Its
 attention becomes Latte-Macchiato around its own weights; only the small new part is trained. The same command goes on
 where an earlier one ended, whatever ended it. --dry_run shows what it would take."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    return run(parse("extend", DESCRIPTION, ExtendRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], int]:
+    return partial(run, parse("extend", DESCRIPTION, ExtendRecipe, arguments, positional="model"))
 
 
 def run(recipe: ExtendRecipe) -> int:

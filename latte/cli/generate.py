@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +17,14 @@ from latte.cli.settings import parse
 from latte.errors import UserError
 from latte.recipe import GenerateRecipe
 
+NEEDS = "latte.eval.run"
 DESCRIPTION = """Continue a text, showing it as it comes: `latte generate MODEL --prompt "def main"`. A prompt file may
 have any length: only the model's state is kept. --save_state keeps that state and --load_state goes on from it, so that
 a long document is read once and asked many times."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    return run(parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], int]:
+    return partial(run, parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model"))
 
 
 def run(recipe: GenerateRecipe) -> int:

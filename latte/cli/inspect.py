@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -10,8 +11,10 @@ from rich.console import Console
 
 from latte.errors import UserError
 
+NEEDS = "latte.report"
 
-def main(arguments: Sequence[str]) -> int:
+
+def read(arguments: Sequence[str]) -> Callable[[], int]:
     parser = ArgumentParser(
         prog="latte inspect",
         description="Write a page on which you choose a token and see which positions it attends to: how much through "
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     if not 2 <= settings.tokens <= 1024:
         raise UserError(f"--tokens is {settings.tokens}, expected 2 to 1024: the page holds the weights of all pairs")
     text = settings.text if settings.file is None else _read(Path(settings.file))
-    return run(settings.model, text, Path(settings.out), settings.tokens)
+    return partial(run, settings.model, text, Path(settings.out), settings.tokens)
 
 
 def run(model: str, text: str, out: Path, tokens: int = 512) -> int:

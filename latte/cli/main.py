@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-#: Subcommands, each a module of this package with a ``run`` function.
+from latte.memory import keep_memory
+
+#: Subcommands, each a module of this package. Its ``read`` checks the arguments and returns the call that runs them; it
+#: imports nothing heavy, so that help and mistakes are answered at once. ``NEEDS`` is the heavy module of the run.
 COMMANDS = {
     "train": "Train a model from a recipe.",
     "eval": "Measure perplexity by context length, streaming.",
@@ -23,15 +26,18 @@ COMMANDS = {
 USAGE = "usage: latte COMMAND [options]\n\nLinear-time attention as a latent-variable model.\n\ncommands:\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 it failed for a reason it told, 2 the call was wrong."""
+def main(arguments: Sequence[str] | None = None, load: Callable[[str], object] = importlib.import_module) -> int:
+    """Run a command and return its exit code: 0 done, 1 failed with a message, 2 a wrong call, 130 stopped by ctrl-C.
+
+    ``load`` imports what the command needs, torch included, once its settings are known to be good.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE + "".join(f"  {name:<10} {text}\n" for name, text in COMMANDS.items()))
         print("`latte COMMAND --help` explains a command and every option it has.")
         return 0
     if arguments[0] == "--version":
-        from latte import __version__
+        from latte.version import __version__
 
         print(f"latte {__version__}")
         return 0
@@ -41,9 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         print(f"latte: unknown command {name!r}{hint}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"latte.cli.{name}")
     try:
-        return module.main([_underscored(argument) for argument in arguments[1:]]) or 0
+        command = importlib.import_module(f"latte.cli.{name}")
+        run = command.read([_underscored(argument) for argument in arguments[1:]])
+        load(command.NEEDS)
+        return run() or 0
     except KeyboardInterrupt:
         print("latte: stopped", file=sys.stderr)
         return 130
@@ -60,5 +68,10 @@ def _underscored(argument: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+def _load(module: str) -> None:
+    keep_memory()
+    importlib.import_module(module)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(load=_load))

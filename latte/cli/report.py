@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -10,8 +11,10 @@ from rich.console import Console
 
 from latte.errors import UserError
 
+NEEDS = "latte.report"
 
-def main(arguments: Sequence[str]) -> int:
+
+def read(arguments: Sequence[str]) -> Callable[[], int]:
     parser = ArgumentParser(
         prog="latte report",
         description="Write one page that needs nothing else: loss curves, quality by context, speed and memory by "
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
             text = Path(settings.file).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{settings.file} can't be read: {error.strerror}") from error
-    return run(settings.folder, settings.out, text, settings.measure, settings.sample_tokens)
+    return partial(run, settings.folder, settings.out, text, settings.measure, settings.sample_tokens)
 
 
 def run(folder: str, out: str | None = None, text: str | None = None, measure: bool = True, samples: int = 160) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from latte.cli.settings import parse
 from latte.errors import Stopped
 from latte.recipe import Recipe
 
+NEEDS = "latte.train"
 DESCRIPTION = """Train a model as a recipe says. The same command goes on where an earlier one ended, whatever ended it;
-`torchrun --nproc-per-node N -m latte.cli.main train ...` shares the work over N processes."""
+`torchrun --nproc-per-node N -m latte_cli train ...` shares the work over N processes."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    return run(parse("train", DESCRIPTION, Recipe, arguments))
+def read(arguments: Sequence[str]) -> Callable[[], int]:
+    return partial(run, parse("train", DESCRIPTION, Recipe, arguments))
 
 
 def run(recipe: Recipe) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from latte import bench
-from latte.bench import acceptance, decode, ops, yardsticks
+from latte.bench import acceptance, allocator, decode, ops, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.sizes import OURS, STANDARD, TINY, TRANSFORMER, parameters
 from latte.cli.main import main
@@ -100,6 +100,8 @@ def test_targets_are_met_or_not_by_ratios_of_one_run():
         *times("decode", "decode", decode.LLAMA, {1024: 0.020}),
         *times("memory", "memory", OURS, {1024: 100.0, 2048: 199.0, 4096: 500.0}),
         *times("memory", "memory", TRANSFORMER, {2048: 200.0, 4096: 700.0}),
+        *times("allocator", "forward", allocator.KEPT, {16384: 0.020}, median=0.025),
+        *times("allocator", "forward", allocator.DEFAULT, {16384: 0.020}, median=0.070),
         Figure("layers", "share", OURS, 512, best=1.0, extra={"share": 0.5}),
         Figure("layers", "share", OURS, 1024, best=1.0, extra={"share": 0.15}),
     ]
@@ -120,13 +122,16 @@ def test_targets_are_met_or_not_by_ratios_of_one_run():
     assert "Llama takes 2.00x as long" in reads.text
     assert found["6", "peak memory of training when T doubles, at its largest"].measured == "2.51x to T = 4096"
     assert found["6", "peak memory of training over transformer++'s, at its largest"].met is True
+    fresh = found["7", "causal Latte, T = 16384, forward"]
+    assert fresh.met is True
+    assert fresh.measured == "1.25x (with glibc's defaults: 3.50x)"
 
 
 def test_mistakes_are_one_sentence(capsys):
     assert main(["bench", "--suite", "opps"]) == 1
     assert capsys.readouterr().err == (
         "latte bench: unknown suite 'opps' (did you mean 'ops'?), "
-        "expected one of ops, layers, models, decode, memory, all\n"
+        "expected one of ops, layers, models, decode, memory, allocator, all\n"
     )
     with pytest.raises(ValueError, match="expected one or more numbers of tokens"):
         bench.run("ops", [0])
