@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from latte import ops
+from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, generator
 
 B, T = 2, 5
@@ -33,7 +34,6 @@ OPS = {
     "diagonal_scan": (ops.diagonal_scan, {"log_a": (B, T, 4), "b": (B, T, 4)}),
     "causal_conv": (ops.causal_conv, {"x": (B, T, 4), "weight": (4, 3), "bias": (4,)}),
 }
-WHOLE = ("bidirectional_latte", "document_attention")
 TENSORS = [(op, name) for op, (_, shapes) in OPS.items() for name in shapes]
 
 
@@ -96,31 +96,33 @@ def test_no_tokens_are_refused(op):
         call(op, empty)
 
 
+@pytest.mark.parametrize("name", ["mask", "reset"])
+def test_flags_that_do_not_fit_are_refused(name):
+    x = zeros(B, T, 4)
+    with refused("model", f"{name} has shape (2, 4)", "expected (B=2, T=5)"):
+        Tokens.of(x, **{name: torch.ones(B, T - 1, dtype=torch.bool)}, where="model")
+    with refused("tokens", f"{name} has shape (5)", "expected 2 axes (B, T)"):
+        Tokens.of(x, **{name: torch.ones(T, dtype=torch.bool)})
+    with refused("tokens", f"{name} has dtype torch.float32", "expected torch.bool"):
+        Tokens.of(x, **{name: torch.ones(B, T)})
+    with refused("tokens", f"{name} has dtype torch.int64", "expected torch.bool"):
+        Tokens.of(x, **{name: torch.ones(B, T, dtype=torch.long)})
+    with refused("tokens", f"{name} is on meta", "is on cpu"):
+        Tokens.of(x, **{name: torch.ones(B, T, dtype=torch.bool, device="meta")})
+
+
+def test_counts_that_do_not_fit_are_refused():
+    for start in (torch.zeros(3, dtype=torch.long), torch.zeros(B), torch.zeros(B, 1, dtype=torch.long)):
+        with refused("tokens", "start is", "expected integers of shape (2,)"):
+            Tokens.of(zeros(B, T, 4), start=start)
+
+
 @pytest.mark.parametrize("op", OPS)
-def test_masks_that_do_not_fit_are_refused(op):
-    flag = "reset" if op not in WHOLE else None
-    for name in filter(None, ("mask", flag)):
-        with refused(op, f"{name} has shape (2, 4)", "expected (B=2, T=5)"):
-            call(op, **{name: torch.ones(B, T - 1, dtype=torch.bool)})
-        with refused(op, f"{name} has shape (5)", "expected 2 axes (B, T)"):
-            call(op, **{name: torch.ones(T, dtype=torch.bool)})
-        with refused(op, f"{name} has dtype torch.float32", "expected torch.bool"):
-            call(op, **{name: torch.ones(B, T)})
-        with refused(op, f"{name} has dtype torch.int64", "expected torch.bool"):
-            call(op, **{name: torch.ones(B, T, dtype=torch.long)})
-        with refused(op, f"{name} is on meta", "is on cpu"):
-            call(op, **{name: torch.ones(B, T, dtype=torch.bool, device="meta")})
-
-
-@pytest.mark.parametrize("op", [*WHOLE, "window_attention"])
-def test_segments_that_do_not_fit_are_refused(op):
-    with refused(op, "segments has shape (2, 4)", "expected (B=2, T=5)"):
-        call(op, segments=torch.ones(B, T - 1, dtype=torch.long))
-    for dtype in (torch.bool, torch.float32):
-        with refused(op, f"segments has dtype {dtype}", "expected an integer dtype"):
-            call(op, segments=torch.ones(B, T, dtype=dtype))
-    with refused(op, "segments is on meta", "is on cpu"):
-        call(op, segments=torch.ones(B, T, dtype=torch.long, device="meta"))
+def test_tokens_of_another_batch_are_refused(op):
+    with refused(op, "tokens are of shape (2, 4)", "expected (2, 5)"):
+        call(op, tokens=Tokens.of(zeros(B, T - 1)))
+    with refused(op, "tokens are on meta", "is on cpu"):
+        call(op, tokens=Tokens.of(zeros(B, T, device="meta")))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -145,25 +147,30 @@ def test_query_heads_that_are_no_multiple_of_key_heads_are_refused(op):
 def test_states_of_something_else_are_refused(name):
     op, g = CAUSAL[name], generator(0)
     inputs = op.make(g, B, T, torch.float32)
-    other = ops.ScanState(zeros(B, 4)) if op.op != "diagonal_scan" else ops.DecayState(zeros(B, 2, 3, 4))
-    wanted = type(op.run(inputs)[1]).__name__
-    with refused(op.op, f"state is a {type(other).__name__}", "expected a", wanted):
-        op.run(inputs, state=other)
+
+    def run(state):
+        return op.call(*inputs, state=state, tokens=Tokens.of(inputs[0], start=torch.tensor([T] * B)))
+
+    def state_of(rows):
+        return op.run(op.make(g, rows, T, torch.float32))[1].layers[0][0]
+
+    other = ops.ScanState(zeros(B, 4))
+    other = ops.DecayState(zeros(B, 2, 3, 4)) if isinstance(state_of(B), ops.ScanState) else other
+    with refused(op.op, f"state is a {type(other).__name__}", "expected a", type(state_of(B)).__name__):
+        run(other)
     with refused(op.op, "state.", "has shape (3, ", "expected (2, "):
-        op.run(inputs, state=op.run(op.make(g, 3, T, torch.float32))[1])
-    _, state = op.run(inputs)
-    with refused(op.op, "state.", "is on meta" if op.op != "softmax_attention" else "on meta", "expected"):
-        op.run(inputs, state=state.to("meta"))
-    wrong = state.map(lambda x: x.half() if x.is_floating_point() else x)
+        run(state_of(3))
+    with refused(op.op, "state.", "is on meta", "expected"):
+        run(state_of(B).to("meta"))
     with refused(op.op, "state.", "torch.float16", "expected"):
-        op.run(inputs, state=wrong)
+        run(state_of(B).map(lambda x: x.half() if x.is_floating_point() else x))
 
 
 def test_states_of_another_width_are_refused():
     state = ops.causal_latte(*(zeros(B, T, 2, 7) for _ in range(3)))[1]
     with refused("causal_latte", "state.log_norm_BHM has shape (2, 2, 7)", "expected (2, 2, 3)"):
         call("causal_latte", state=state)
-    _, state = call("window_attention")
+    *_, state = call("window_attention")
     with refused("window_attention", "state.keys_BRGK has shape (2, 2, 2, 3)", "expected (2, 4, 2, 3)"):
         ops.window_attention(zeros(B, T, 4, 3), zeros(B, T, 2, 3), zeros(B, T, 2, 4), left=4, state=state)
 
@@ -177,9 +184,7 @@ def test_windows_that_make_no_sense_are_refused():
     with refused("window_attention", "right is 1", "expected right = 0"):
         window(left=2, right=1, sinks=1)
     with refused("window_attention", "right is 1", "expected right = 0"):
-        window(left=2, right=1, state=window(left=2)[1])
-    with refused("window_attention", "both segments and reset were given", "expected at most one"):
-        window(left=2, segments=torch.ones(B, T, dtype=torch.long), reset=torch.ones(B, T, dtype=torch.bool))
+        window(left=2, right=1, state=window(left=2)[-1])
     with refused("window_attention", "sink_query has shape (2, 5, 2, 3)", "expected (B=2, T=5, H=4, K=3)"):
         window(left=2, sinks=1, sink_query=zeros(B, T, 2, 3))
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte.ops import decay_attention, document_attention
+from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, assert_close, flags, generator, normal
 
 BACKENDS = ["reference", None, *CAUSAL["decay_attention, none"].backends]
@@ -39,7 +40,7 @@ def test_decay_attention_is_its_quadratic_sum(backend, T, axes, strength, seed):
     full = {"": 0, "H": (None, None, slice(None), None), "BTH": (..., None), "BTHK": ...}[axes]
     each = torch.zeros_like(q) if gate is None else gate[full].expand_as(q)
     mask, reset = flags(g, 2, T, 0.8), flags(g, 2, T, 0.08)
-    y, _ = decay_attention(q, k, v, gate, mask=mask, reset=reset, backend=backend)
+    y, _ = decay_attention(q, k, v, gate, tokens=Tokens.of(q, mask=mask, reset=reset), backend=backend)
     assert_close(y, quadratic(q, k, v, each, mask, reset.long().cumsum(1)))
 
 
@@ -53,9 +54,8 @@ def test_document_attention_sums_over_the_whole_document_once(backend, T, seed, 
     document = reset.long().cumsum(1)
     same = (document[:, :, None] == document[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     expected = torch.einsum("bthk,bshk,bts,bshv->bthv", q, k, same.double(), v)
-    y = document_attention(
-        q, k, v, mask=mask if masked else None, segments=document % 2 if documents else None, backend=backend
-    )
+    tokens = Tokens.of(q, mask=mask if masked else None, reset=reset if documents else None)
+    y = document_attention(q, k, v, tokens=tokens, backend=backend)
     assert_close(y, expected)
 
 
@@ -67,8 +67,8 @@ def test_blocks_of_2048_tokens_join_without_a_seam(backend):
     gate = -0.001 * gate.abs()
     reset = torch.zeros(2, T, dtype=torch.bool)
     reset[1, [3, 2048]] = True
-    y, state = decay_attention(q, k, v, gate, reset=reset, backend=backend)
-    expected, after = decay_attention(q, k, v, gate, reset=reset, backend="reference")
+    y, state = decay_attention(q, k, v, gate, tokens=Tokens.of(q, reset=reset), backend=backend)
+    expected, after = decay_attention(q, k, v, gate, tokens=Tokens.of(q, reset=reset), backend="reference")
     assert_close(y, expected)
     assert_close(state.sum_BHKV, after.sum_BHKV)
 
@@ -97,7 +97,7 @@ def test_weak_gates_behind_strong_ones_keep_their_digits(axes, documents):
     reset = torch.zeros(2, T, dtype=torch.bool)
     reset[:, [20, 50]] = True
     q, k, v, gate = (x.float() for x in (q, k, v, gate))
-    kwargs = {"reset": reset if documents else None}
+    kwargs = {"tokens": Tokens.of(q, reset=reset if documents else None)}
     y, state = decay_attention(q, k, v, gate, backend="torch", **kwargs)
     wide = [x.double() for x in (q, k, v, gate)]
     expected, after = decay_attention(*wide, backend="reference", **kwargs)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte.ops import LatteState, bidirectional_latte, causal_latte
+from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, assert_close, flags, generator, normal
 
 
@@ -37,13 +38,12 @@ def test_latte_is_a_softmax_over_tokens_for_every_latent(direction, T, seed, siz
     every, none = torch.ones_like(mask), torch.zeros_like(reset)
     for m, r in ((None, None), (mask, None), (None, reset), (mask, reset)):
         sees = sight(every if m is None else m, none if r is None else r, causal)
+        tokens = Tokens.of(p, mask=m, reset=r)
         if causal:
-            y, _ = causal_latte(p, k, v, mask=m, reset=r)
+            y, _ = causal_latte(p, k, v, tokens=tokens)
         else:
-            # Numbers that change at a boundary are enough: 0, 1, 0 are three documents.
-            segments = None if r is None else r.long().cumsum(1) % 2
-            y = bidirectional_latte(p, k, v, mask=m, segments=segments)
-            assert_close(bidirectional_latte(p, k, v, mask=m, segments=segments, backend="reference"), y)
+            y = bidirectional_latte(p, k, v, tokens=tokens)
+            assert_close(bidirectional_latte(p, k, v, tokens=tokens, backend="reference"), y)
         assert_close(y, direct(p, k, v, sees))
 
 
@@ -63,7 +63,7 @@ def test_blocks_of_2048_tokens_join_without_a_seam(backend):
     reset = torch.zeros(3, T, dtype=torch.bool)
     reset[1, [5, 2048, 2049]] = True
     reset[2, [2040, 2100]] = True
-    y, state = causal_latte(p, k, v, reset=reset, backend=backend)
+    y, state = causal_latte(p, k, v, tokens=Tokens.of(p, reset=reset), backend=backend)
     for b in range(3):
         starts = [0, *reset[b].nonzero()[:, 0].tolist(), T]
         for start, stop in itertools.pairwise(starts):
@@ -107,10 +107,10 @@ def test_bidirectional_gradients():
     g = generator(2)
     for T in (1, 5):
         p, k, v = (normal(g, 2, T, 2, 3).requires_grad_() for _ in range(3))
-        mask, segments = flags(g, 2, T, 0.8), flags(g, 2, T, 0.3).long().cumsum(1)
+        tokens = Tokens.of(p, mask=flags(g, 2, T, 0.8), reset=flags(g, 2, T, 0.3))
 
-        def function(p, k, v, mask=mask, segments=segments):
-            return bidirectional_latte(p.softmax(-1), k, v, mask=mask, segments=segments)
+        def function(p, k, v, tokens=tokens):
+            return bidirectional_latte(p.softmax(-1), k, v, tokens=tokens)
 
         assert torch.autograd.gradcheck(function, (p, k, v), fast_mode=True)
         assert torch.autograd.gradcheck(lambda p, k, v: bidirectional_latte(p, k, v), (p, k, v), fast_mode=True)

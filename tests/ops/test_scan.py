@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte.ops import causal_conv, diagonal_scan
+from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, assert_close, flags, generator, normal
 
 BACKENDS = ["reference", None, *CAUSAL["diagonal_scan"].backends]
@@ -20,7 +21,7 @@ def test_the_scan_is_a_faded_sum_over_the_document(backend, reverse, T, seed, st
     g = generator(seed)
     log_a, b = -strength * normal(g, 2, T, 3).abs(), normal(g, 2, T, 3)
     mask, reset = flags(g, 2, T, 0.8), flags(g, 2, T, 0.1)
-    h, state = diagonal_scan(log_a, b, mask=mask, reset=reset, reverse=reverse, backend=backend)
+    h, state = diagonal_scan(log_a, b, tokens=Tokens.of(b, mask=mask, reset=reset), reverse=reverse, backend=backend)
     document = reset.long().cumsum(1)
     expected = torch.zeros_like(b)
     for row in range(2):
@@ -35,10 +36,11 @@ def test_the_scan_is_a_faded_sum_over_the_document(backend, reverse, T, seed, st
     assert_close(h, expected)
     one, end = (slice(0, T // 2), slice(T // 2, T)) if not reverse else (slice(T // 2, T), slice(0, T // 2))
     if T > 1 and not (reverse and reset[:, T // 2].any()):
-        _, half = diagonal_scan(log_a[:, one], b[:, one], mask=mask[:, one], reset=reset[:, one], reverse=reverse)
-        _, joined = diagonal_scan(
-            log_a[:, end], b[:, end], state=half, mask=mask[:, end], reset=reset[:, end], reverse=reverse
+        first, second = (
+            Tokens(2, part.stop - part.start, b.device, mask[:, part], reset[:, part]) for part in (one, end)
         )
+        _, half = diagonal_scan(log_a[:, one], b[:, one], tokens=first, reverse=reverse)
+        _, joined = diagonal_scan(log_a[:, end], b[:, end], state=half, tokens=second, reverse=reverse)
         assert_close(joined.h_BD, state.h_BD)
 
 
@@ -71,7 +73,7 @@ def test_the_convolution_sees_each_document_alone_without_its_padding(backend, T
     g = generator(seed)
     x, weight = normal(g, 2, T, 4), normal(g, 4, size)
     mask, reset = flags(g, 2, T, 0.7), flags(g, 2, T, 0.25)
-    y, _ = causal_conv(x, weight, mask=mask, reset=reset, backend=backend)
+    y, _ = causal_conv(x, weight, tokens=Tokens.of(x, mask=mask, reset=reset), backend=backend)
     document = reset.long().cumsum(1)
     expected = torch.zeros_like(x)
     for row in range(2):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte.ops import softmax_attention, window_attention
+from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, assert_close, flags, generator, normal
 
 BACKENDS = ["reference", None, *CAUSAL["window_attention, left 0"].backends]
@@ -59,13 +60,10 @@ def test_the_window_is_torch_attention_with_a_band_mask(
     mask = flags(g, 2, T, 0.7) if masked else torch.ones(2, T, dtype=torch.bool)
     reset = flags(g, 2, T, 0.1) if documents else torch.zeros(2, T, dtype=torch.bool)
     expected = sdpa(q, k, v, band(mask, reset, left, right), scale)
-    kwargs = {"mask": mask if masked else None, "left": left, "right": right, "scale": scale, "backend": backend}
-    y, state = window_attention(q, k, v, reset=reset if documents else None, **kwargs)
+    tokens = Tokens.of(q, mask=mask if masked else None, reset=reset if documents else None)
+    y, _, state = window_attention(q, k, v, left=left, right=right, scale=scale, tokens=tokens, backend=backend)
     assert_close(y, expected)
     assert (state is None) == (right > 0)
-    # The same documents told by numbers that change at their boundaries.
-    y, _ = window_attention(q, k, v, segments=reset.long().cumsum(1) * 3 % 5, **kwargs)
-    assert_close(y, expected)
 
 
 @given(T=st.sampled_from([1, 6, 17, 66]), left=st.sampled_from([0, 3, 9]), seed=st.integers(0, 10**6))
@@ -76,7 +74,7 @@ def test_softcap_bounds_logits_by_a_scaled_tanh(backend, T, left, seed):
     every, none = torch.ones(2, T, dtype=torch.bool), torch.zeros(2, T, dtype=torch.bool)
     logits = 3.0 * torch.tanh(torch.einsum("bthk,bshk->bhts", q, k) / 2 / 3.0)
     weights = logits.masked_fill(~band(every, none, left, 0)[:, None], -torch.inf).softmax(-1)
-    y, _ = window_attention(q, k, v, left=left, softcap=3.0, backend=backend)
+    y, *_ = window_attention(q, k, v, left=left, softcap=3.0, backend=backend)
     assert_close(y, torch.einsum("bhts,bshv->bthv", weights, v))
 
 
@@ -111,7 +109,10 @@ def test_sinks_are_the_first_tokens_of_the_document_under_the_same_softmax(
     weights = torch.nan_to_num(logits.masked_fill(~(near | first)[:, None], -torch.inf).softmax(-1))
     expected = torch.einsum("bhts,bshv->bthv", weights, v.repeat_interleave(2, 2))
 
-    def run(part, state=None):
+    tokens = Tokens.of(q, mask=mask, reset=reset)
+
+    def run(start, stop, state=None):
+        part = slice(start, stop)
         return window_attention(
             q[:, part],
             k[:, part],
@@ -120,26 +121,29 @@ def test_sinks_are_the_first_tokens_of_the_document_under_the_same_softmax(
             sinks=sinks,
             softcap=softcap,
             sink_query=None if sink_query is None else sink_query[:, part],
-            mask=mask[:, part],
-            reset=reset[:, part],
+            tokens=tokens.part(start, stop),
             state=state,
             backend=backend,
         )
 
-    assert_close(run(slice(None))[0], expected)
+    assert_close(run(0, T)[0], expected)
     if 0 < cut < T:
-        one, state = run(slice(0, cut))
-        two, _ = run(slice(cut, None), state)
+        one, _, state = run(0, cut)
+        two, *_ = run(cut, T, state)
         assert_close(torch.cat([one, two], 1), expected, what="two pieces")
 
 
 def test_the_ring_holds_the_last_tokens_each_in_its_slot():
     """The token at place n of its document stands in slot n mod left."""
     k = torch.arange(7.0)[None, :, None, None]
-    _, state = window_attention(k, k, k, left=3)
+    *_, state = window_attention(k, k, k, left=3)
     assert state.keys_BRGK.flatten().tolist() == [6, 4, 5]
-    assert state.count_B.tolist() == [7]
-    _, state = window_attention(k[:, :1] + 7, k[:, :1] + 7, k[:, :1] + 7, left=3, state=state)
+    token = k[:, :1] + 7
+    with pytest.raises(ValueError, match="without the number of tokens it has read"):
+        window_attention(token, token, token, left=3, state=state)
+    *_, state = window_attention(
+        token, token, token, left=3, state=state, tokens=Tokens.of(token, start=torch.tensor([7]))
+    )
     assert state.keys_BRGK.flatten().tolist() == [6, 7, 5]
 
 
@@ -147,7 +151,7 @@ def test_the_ring_holds_the_last_tokens_each_in_its_slot():
 def test_blocks_of_2048_queries_join_without_a_seam(backend):
     T, g = 2048 + 70, generator(3)
     q, k, v = (normal(g, 1, T, 1, 2) for _ in range(3))
-    y, _ = window_attention(q, k, v, left=100, backend=backend)
+    y, *_ = window_attention(q, k, v, left=100, backend=backend)
     for t in (2047, 2048, 2060, T - 1):
         seen = slice(t - 100, t + 1)
         weights = (k[0, seen, 0] @ q[0, t, 0] / 2**0.5).softmax(0)
@@ -167,8 +171,7 @@ def test_full_attention_is_torch_attention(T, groups, causal, masked, documents,
     q, k, v = normal(g, 2, T, 4, 6), normal(g, 2, T, groups, 6), normal(g, 2, T, groups, 3)
     mask = flags(g, 2, T, 0.7) if masked else torch.ones(2, T, dtype=torch.bool)
     reset = flags(g, 2, T, 0.2) if documents else torch.zeros(2, T, dtype=torch.bool)
-    y, state = softmax_attention(
-        q, k, v, causal=causal, mask=mask if masked else None, reset=reset if documents else None
-    )
+    tokens = Tokens.of(q, mask=mask if masked else None, reset=reset if documents else None)
+    y, state = softmax_attention(q, k, v, causal=causal, tokens=tokens)
     assert_close(y, sdpa(q, k, v, band(mask, reset, T, 0 if causal else T)))
     assert (state is None) == (not causal)
