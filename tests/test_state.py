@@ -131,7 +131,7 @@ def test_loading_refuses_what_is_no_state(tmp_path):
     with pytest.raises(ValueError, match="text is not a readable safetensors file"):
         State.load(tmp_path / "text")
     safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "other")
-    with pytest.raises(ValueError, match="its format is None, expected 'latte-state-1'"):
+    with pytest.raises(ValueError, match="its format is None, expected 'latte-state-2'"):
         State.load(tmp_path / "other")
 
 
@@ -145,7 +145,7 @@ def test_loading_refuses_a_truncated_file(tmp_path):
 
 def test_loading_refuses_missing_tensors_and_unknown_kinds(tmp_path):
     def write(layout: object) -> None:
-        metadata = {"format": "latte-state-1", "layout": json.dumps(layout)}
+        metadata = {"format": "latte-state-2", "layout": json.dumps(layout)}
         safetensors.torch.save_file({"a_B2": torch.ones(1, 2)}, tmp_path / "x", metadata=metadata)
 
     write({"kind": "Leaf", "fields": {"a_B2": "tensor", "n_B": "tensor"}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from latte.bench import allocator, decode, ops, yardsticks
+from latte.bench import allocator, decode, models, ops, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.sizes import OURS, TRANSFORMER
 
@@ -156,8 +156,29 @@ def rows(figures: Sequence[Figure]) -> list[Row]:
             "{:.2f}x at T = {}",
         ),
         _fresh_processes(look),
+        *(_reset_costs_nothing(look, variant) for variant in (OURS, TRANSFORMER)),
     ]
     return table
+
+
+def _reset_costs_nothing(look: Figures, variant: str) -> Row:
+    """A document start at a row's first token, which ``latte train`` always gives, against none."""
+    found = [
+        (given.median / plain.median, given.length)
+        for given in look.of("models", "reset", variant)
+        if given.median
+        and (plain := look.by_key.get(("models", "reset", models.without_reset(variant), given.length)))
+        and plain.median
+    ]
+    return _bound(
+        "8",
+        f"{variant}: a training step with reset at the first token over one without, medians, at its largest",
+        found,
+        lambda values: max(values),
+        lambda value: value <= 1.05,
+        "at most 1.05x",
+        "{:.2f}x at T = {}",
+    )
 
 
 def _speed(

@@ -16,6 +16,7 @@ from latte.bench.harness import Call, Skipped
 from latte.bench.machine import Peaks
 from latte.bench.sizes import OURS, TRANSFORMER, Size
 from latte.models.blocks import Block
+from latte.tokens import Tokens
 
 #: Makes a module and the call of it.
 Maker = Callable[[Size], tuple[nn.Module, Callable[[Tensor], Tensor]]]
@@ -56,7 +57,7 @@ def _block(variant: str, size: Size, training: bool) -> Contender:
 
     return Contender(
         variant,
-        _prepare(lambda x: block(x, None, None, None)[0], block, size.width, training),
+        _prepare(lambda x: block(x, None, Tokens.of(x))[0], block, size.width, training),
         ours=ours,
         growth=1.0 if ours else 2.0,
         memory=lambda length: (120.0 if training else 40.0) * size.width * 4.0 * length,

@@ -13,7 +13,7 @@ from latte.cli.settings import parse
 from latte.errors import Stopped
 from latte.recipe import CompareRecipe
 
-NEEDS = "latte.eval.compare"
+NEEDS = "latte.workflows.comparison"
 DESCRIPTION = """Train several variants or mixers on the same text, tokens and settings, and put quality, speed, memory
 and size of state side by side, as a table and as plots. What an earlier call has done is not done again."""
 

@@ -14,7 +14,7 @@ from latte.cli.settings import parse
 from latte.errors import Stopped
 from latte.recipe import ExtendRecipe
 
-NEEDS = "latte.extend.run"
+NEEDS = "latte.workflows.extension"
 DESCRIPTION = """Extend a pretrained language model to long contexts at linear cost: `latte extend MODEL --out DIR`. Its
 attention becomes Latte-Macchiato around its own weights; only the small new part is trained. The same command goes on
 where an earlier one ended, whatever ended it. --dry_run shows what it would take."""

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, PretrainedWindow
-from latte.layers.linear import Linear, PretrainedLinear
+from latte.layers.linear import Linear, TokenLinear
 from latte.mixers.latte import LatteMixer
 from latte.models.engine import Anatomy, Parts, Unfit, Walk
 
@@ -17,7 +17,7 @@ from latte.models.engine import Anatomy, Parts, Unfit, Walk
 class ExtendedAnatomy(Anatomy):
     """Of the layers of a pretrained model whose attention was extended."""
 
-    products = (Linear, PretrainedLinear)
+    products = (Linear, TokenLinear)
 
     def mixer_of(self, block: Any) -> LatteMixer:
         return block.self_attn.mixer

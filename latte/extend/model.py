@@ -13,7 +13,7 @@ from latte.extend.config import LatteExtendedConfig
 from latte.extend.families import family_of
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, Reading, extend_layer
 from latte.layers.feeds import Feed
-from latte.layers.linear import PretrainedLinear
+from latte.layers.linear import TokenLinear
 from latte.layers.rotary import Rotary
 from latte.mixers import Mixer
 from latte.models.cache import LatteCache
@@ -41,7 +41,7 @@ class LatteExtendedForCausalLM(CausalLM):
             layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
             if base is not None:
                 self._fill(layer.self_attn.mixer)
-        PretrainedLinear.take_over(self.base)
+        TokenLinear.take_over(self.base)
         if base is None:
             self.post_init()
         else:
@@ -128,9 +128,10 @@ class LatteExtendedForCausalLM(CausalLM):
         reading = Reading(tokens, before, mode=cast(Any, mode), share=share)
         for layer in body.layers:
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
-        if cache is not None:
+        hidden_BTD = body.norm(x_BTD)
+        if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple((reading.after[index],) for index in range(len(body.layers))), tokens)
-        return body.norm(x_BTD), reading
+        return hidden_BTD, reading
 
     def finish_logits(self, logits: Tensor) -> Tensor:
         return self.family.finish_logits(logits, self.base.config)

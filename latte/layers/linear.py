@@ -39,18 +39,8 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class Head(nn.Linear):
-    """Logits of hidden states; of one token of a few rows without gradients, at the speed of memory."""
-
-    def __init__(self, width: int, words: int) -> None:
-        super().__init__(width, words, bias=False)
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return project(hidden_BTD, self.weight)
-
-
-class PretrainedLinear(nn.Linear):
-    """A projection of a pretrained model; for one token of a few rows without gradients, at the speed of memory."""
+class TokenLinear(nn.Linear):
+    """A large projection; of one token of a few rows without gradients, at the speed of memory."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = project(x, self.weight)

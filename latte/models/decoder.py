@@ -12,7 +12,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from latte.layers.feeds import Feed
-from latte.layers.linear import Head
+from latte.layers.linear import TokenLinear
 from latte.layers.marks import marks_of
 from latte.mixers import Mixer
 from latte.models.blocks import Block, build_norm
@@ -129,9 +129,10 @@ class LatteModel(LattePreTrainedModel):
             after.append(states)
             if stream is not None:
                 stream.append(x_BTD)
-        if cache is not None:
+        hidden_BTD = self.norm(x_BTD)
+        if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple(after), tokens)
-        return self.norm(x_BTD)
+        return hidden_BTD
 
     def _known_places(self, tokens: Tokens) -> Tensor:
         """Places as indices of the table; padding before the first token counts as place 0."""
@@ -154,7 +155,7 @@ class LatteForCausalLM(LattePreTrainedModel, CausalLM):
         if config.bidirectional:
             raise ValueError("config.bidirectional is True, expected False: a language model must not see the future")
         self.model = LatteModel(config)
-        self.lm_head = Head(config.hidden_size, config.vocab_size)
+        self.lm_head = TokenLinear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @property

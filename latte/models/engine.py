@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from latte.layers.linear import Head, Linear, RMSNorm
+from latte.layers.linear import Linear, RMSNorm, TokenLinear
 from latte.layers.mlp import SwiGLU
 from latte.layers.window import Window
 from latte.mixers.latte import LatteMixer
@@ -44,7 +44,7 @@ class Anatomy:
     """Where the parts of a model of our own blocks are."""
 
     #: What a projection may be: classes whose call is nothing but the product with their weight.
-    products: tuple[type, ...] = (Linear, Head, nn.Linear)
+    products: tuple[type, ...] = (Linear, TokenLinear, nn.Linear)
 
     def mixer_of(self, block: Any) -> LatteMixer:
         return block.mixer

@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 from latte.data import Batch
 from latte.errors import UserError
 from latte.files import digest_json
+from latte.layers.marks import decays, marks_of
 from latte.recipe import TrainRecipe
 from latte.train import checkpoint
 
@@ -70,6 +71,20 @@ def learning_rate_factor(step: int, settings: TrainRecipe) -> float:
     done = min(1.0, (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps))
     shape = 0.5 * (1 + math.cos(math.pi * done)) if settings.decay == "cosine" else 1 - done
     return settings.final_learning_rate_ratio + (1 - settings.final_learning_rate_ratio) * shape
+
+
+def split_by_learning_rate(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Give parameters whose marks ask for another learning rate groups of their own."""
+    marks = marks_of(model)
+    factors = {id(p): marks[name].learning_rate for name, p in model.named_parameters() if name in marks}
+    for group in list(optimizer.param_groups):
+        by_factor: dict[float, list[Tensor]] = {}
+        for parameter in group["params"]:
+            by_factor.setdefault(factors.get(id(parameter), 1.0), []).append(parameter)
+        group["params"] = by_factor.pop(1.0, [])
+        for factor in sorted(by_factor):
+            settings = {name: value for name, value in group.items() if name != "params"}
+            optimizer.add_param_group({**settings, "params": by_factor[factor], "lr": factor * group["lr"]})
 
 
 class LatteTrainer(Trainer):
@@ -149,7 +164,14 @@ class LatteTrainer(Trainer):
     # Optimiser
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        return [name for name, parameter in model.named_parameters() if parameter.dim() >= 2]
+        marks = marks_of(model)
+        return [name for name, parameter in model.named_parameters() if decays(parameter, marks.get(name))]
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        if self.optimizer is None:
+            super().create_optimizer(model)
+            split_by_learning_rate(self.optimizer, self.model if model is None else model)
+        return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import latte
-from latte.models import VARIANTS, LatteForCausalLM, preset
+from latte.models import LatteForCausalLM, preset
+from latte.models.presets import published
 
 PAGE = Path(__file__).parents[2] / "docs" / "maths.md"
 ROW = re.compile(r"^\| \((\d+)\) \|.*\| `([\w.]+)` \|$", re.MULTILINE)
@@ -45,7 +46,10 @@ def documented() -> list[tuple[str, object]]:
     """Every function and class of the package, under the module that defines it."""
     found = []
     for module_info in pkgutil.walk_packages(latte.__path__, "latte."):
-        if module_info.name.startswith(("latte.ops", "latte.mixers")) and ".native" not in module_info.name:
+        if (
+            module_info.name.startswith(("latte.ops", "latte.layers", "latte.mixers"))
+            and ".native" not in module_info.name
+        ):
             module = importlib.import_module(module_info.name)
             for name, value in vars(module).items():
                 if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__:
@@ -75,7 +79,7 @@ def test_every_docstring_that_names_an_equation_has_a_row():
 
 def test_the_parameter_table_is_what_the_presets_have():
     table = dict(re.findall(r"^\| ([\w+-]+) \| \d+M \| ([\d.]+)M \|", PAGE.read_text(), re.MULTILINE))
-    assert set(table) == set(VARIANTS)
+    assert set(table) == set(published())
     for variant, millions in table.items():
         with torch.device("meta"):
             model = LatteForCausalLM(preset(variant, "paper-150m"))

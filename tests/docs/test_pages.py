@@ -11,7 +11,7 @@ import pytest
 
 from latte.data.tokenizer import byte_tokenizer
 from latte.extend import convert
-from latte.mixers import base
+from latte.mixers import registry
 from tests.contract.checks import run_contract
 from tests.extend.families import small_model
 
@@ -45,7 +45,7 @@ def test_the_lines_for_an_extended_model_run(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def example(monkeypatch):
     """The page's mixer, registered for this test alone."""
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     module = types.ModuleType("adding_a_mechanism")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses look for their names
     namespace = vars(module)

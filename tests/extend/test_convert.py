@@ -111,10 +111,10 @@ def test_original_mode_is_the_pretrained_model(family: str) -> None:
     expected = original(ids(1)).logits.detach()
     model = opened(convert(copy.deepcopy(original), WAYS[0]))
     with torch.no_grad():
-        assert_close(model.logits(model.read(ids(1), mode="original")[0]), expected, 1e-4)
+        assert_close(model.logits(model.read_as("original", ids(1))[0]), expected, 1e-4)
         reset = torch.zeros(1, 42, dtype=torch.bool)
         reset[0, [0, 21]] = True
-        twice = model.logits(model.read(ids(1).repeat(1, 2), reset=reset, mode="original")[0])
+        twice = model.logits(model.read_as("original", ids(1).repeat(1, 2), reset=reset)[0])
         assert_close(twice, expected.repeat(1, 2, 1), 1e-4, what="packed")
 
 
@@ -122,17 +122,17 @@ def test_original_mode_is_the_pretrained_model(family: str) -> None:
 def test_angles_are_the_pretrained_models_own_within_its_context_and_exact_beyond(family: str) -> None:
     model = convert(small_model(family), WAYS[0])
     model(ids())
-    rotary, own = model.mixers[0].near.rotary, model.base.config.max_position_embeddings
+    rotary, own = model.mixers[0].pretrained.rotary, model.base.config.max_position_embeddings
     width = 2 * len(rotary.frequencies)
     x = torch.randn(1, own, 1, width, generator=torch.Generator().manual_seed(0))
     place = torch.arange(own)[None]
     cosine, sine = (table[:, :, None] for table in model.base.model.rotary_emb(x, place))
     first, second = x.chunk(2, dim=-1)
     expected = x * cosine + torch.cat([-second, first], dim=-1) * sine
-    assert_close(rotary.turn(x, place), expected, 3e-7)
+    assert_close(rotary.turn_to(x, place), expected, 3e-7)
     far = torch.full((1, own), 10**6)
     angles = 10**6 * torch.tensor(rotary.frequencies, dtype=torch.float64)
-    turned = rotary.turn(x.double(), far)[..., : width // 2]
+    turned = rotary.turn_to(x.double(), far)[..., : width // 2]
     assert_close(turned, rotary.stretch * (first.double() * angles.cos() - second.double() * angles.sin()), 1e-10)
 
 

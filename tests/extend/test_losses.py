@@ -97,7 +97,7 @@ def test_gradients_of_transfer_are_those_of_the_formula() -> None:
 def test_teaching_brings_the_layers_nearer_and_touches_nothing_else() -> None:
     model, x = prepared("llama"), ids(2, 40)
     with torch.no_grad():
-        model.read(x, mode="open", share=0.1)
+        model.read_as("open", x, share=0.1)
     old = {name: value.clone() for name, value in model.state_dict().items()}
     new = model.new_parameters()
     optimiser = torch.optim.AdamW(new.values(), lr=1e-2)
@@ -116,8 +116,8 @@ def test_opening_gives_the_latents_the_share_that_was_asked_for() -> None:
     with torch.no_grad():
         for mixer in model.mixers:
             mixer.latent_q_proj.weight.mul_(0.01)  # shares that hardly vary, so that their mean is the share
-            mixer.near.attention.q_proj.weight.mul_(0.01)
-        model.read(x, mode="open", share=0.2)
+            mixer.pretrained.attention.q_proj.weight.mul_(0.01)
+        model.read_as("open", x, share=0.2)
         hidden = model.base.model.layers[0].input_layernorm(model.base.model.embed_tokens(x))
-        slots = model.mixers[0].latents(hidden)
+        slots = model.mixers[0].look(hidden)["latents"].values
     assert slots[..., 1:].sum(-1)[:, 8:].mean().item() == pytest.approx(0.2, abs=0.03)

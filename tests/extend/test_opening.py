@@ -22,7 +22,7 @@ def test_latents_begin_nearer_to_the_pretrained_layers_than_the_window_alone(fam
     model, x = convert(small_model(family), WAYS[way]), ids(6, 60)
     with torch.no_grad():
         closed = transfer_losses(model, x, None)
-        model.read(x, mode="open")
+        model.read_as("open", x)
         opened_losses = transfer_losses(model, x, None)
     assert opened_losses.mean() < closed.mean()
     assert all(torch.isfinite(parameter).all() for parameter in model.new_parameters().values())
@@ -35,14 +35,14 @@ def test_opening_is_the_same_each_time_and_knows_documents() -> None:
     for seed in (0, 1):  # what was drawn before does not matter
         torch.manual_seed(seed)
         model = convert(small_model("llama"), WAYS[0])
-        model.read(ids(4, 50), reset=reset, mode="open")
+        model.read_as("open", ids(4, 50), reset=reset)
         found.append({name: value.detach().clone() for name, value in model.new_parameters().items()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_a_text_within_the_window_opens_the_latents_a_little() -> None:
     model = convert(small_model("llama"), {**WAYS[0], "window": 30})
-    model.read(ids(2, 20), mode="open")
+    model.read_as("open", ids(2, 20))
     assert all(mixer.slot0_bias is not None and (mixer.slot0_bias < CLOSED / 2).all() for mixer in model.mixers)
 
 

@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from latte.layers.linear import RMSNorm, TokenLinear
+from latte.layers.mlp import SwiGLU
+from latte.layers.rotary import rotary
 from latte.mixers import MixerConfig, build
-from latte.mixers.layers import PretrainedLinear, RMSNorm
-from latte.mixers.rotary import rotate, rotate_from_start
 from latte.models import preset
-from latte.models.blocks import Block, SwiGLU
-from latte.ops import native, window_attention
+from latte.models.blocks import Block
+from latte.ops import native, product, window_attention
 from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
+from latte.tokens import Tokens
 from tests.ops.helpers import assert_close
 
 MACCHIATO = {"feed": "rglru", "window": 7, "num_latents": 12}
@@ -22,7 +24,7 @@ MACCHIATO = {"feed": "rglru", "window": 7, "num_latents": 12}
 def outcome(mixer: torch.nn.Module, x: torch.Tensor, **flags: torch.Tensor) -> list[torch.Tensor]:
     """Output, state, and all gradients, parameters' too."""
     x = x.detach().requires_grad_()
-    y, state = mixer(x, **flags)
+    y, state = mixer(x, tokens=Tokens.of(x, **flags))
     leaves = [x, *mixer.parameters()]
     grads = torch.autograd.grad((y * y.detach().cos()).sum(), leaves)
     return [y.detach(), *(t.detach().double() for _, t in state.tensors()), *grads]
@@ -53,8 +55,8 @@ def test_a_macchiato_layer_is_the_same_on_every_backend(flags, dtype, monkeypatc
 @pytest.mark.parametrize("left", [0, 1, 6])
 def test_the_short_way_through_the_window_leaves_the_same_state(T, left):
     q, k, v = (torch.randn(2, T, 2, 4, dtype=torch.float64) for _ in range(3))
-    y, state = window_attention(q, k, v, left=left)
-    expected, expected_state = window_attention(q, k, v, left=left, backend="torch")
+    y, _, state = window_attention(q, k, v, left=left)
+    expected, _, expected_state = window_attention(q, k, v, left=left, backend="torch")
     assert_close(y, expected)
     for (name, got), (_, wanted) in zip(state.tensors(), expected_state.tensors(), strict=True):
         assert torch.equal(got, wanted), name
@@ -65,12 +67,13 @@ def test_parts_between_products_are_the_same_in_torch_and_native():
     assert_close(swiglu(gate, up), F.silu(gate) * up)
     assert_close(swiglu(gate, up, backend="torch"), F.silu(gate) * up)
     for backend in (None, "torch"):
-        assert_close(rms_norm(gate, weight, 1e-6, backend), F.rms_norm(gate, (12,), weight, 1e-6))
+        assert_close(rms_norm(gate, weight, 1e-6, backend=backend), F.rms_norm(gate, (12,), weight, 1e-6))
     norm = RMSNorm(12).bfloat16()
     assert norm(gate.bfloat16()).dtype == torch.bfloat16
     x, angle = torch.randn(2, 5, 3, 8), torch.randn(1, 5, 4)
     assert_close(rotate_pairs(x, angle.cos(), angle.sin()), rotate_pairs(x, angle.cos(), angle.sin(), backend="torch"))
-    assert_close(rotate_from_start(x, 1e4), rotate(x, torch.arange(5).expand(2, 5), 1e4))
+    turning = rotary(8, 1e4)
+    assert_close(turning.turn(x, Tokens.of(x)), turning.turn_to(x, torch.arange(5).expand(2, 5)))
 
 
 def test_a_long_row_passes_the_mlp_in_parts(monkeypatch):
@@ -86,15 +89,15 @@ def test_a_long_row_passes_the_mlp_in_parts(monkeypatch):
 @pytest.mark.skipif(not native.available(), reason=native.describe())
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_pretrained_projection_keeps_its_results_whatever_serves(bias, monkeypatch):
-    monkeypatch.setattr(PretrainedLinear, "LARGE", 1)
+    monkeypatch.setattr(product, "LARGE", 1)
     calls, products = [], native.products
     monkeypatch.setattr(native, "products", lambda *given: calls.append(given[0].shape) or products(*given))
     layer = nn.Sequential(nn.Linear(12, 7, bias=bias))
     names = set(layer.state_dict())
     inputs = [torch.randn(shape) for shape in ((1, 1, 12), (4, 1, 12), (5, 1, 12), (2, 3, 12), (3, 12))]
     wanted = [layer(x) for x in inputs]
-    PretrainedLinear.take_over(layer)
-    assert isinstance(layer[0], PretrainedLinear)
+    TokenLinear.take_over(layer)
+    assert isinstance(layer[0], TokenLinear)
     assert set(layer.state_dict()) == names
     for x, y in zip(inputs, wanted, strict=True):
         assert_close(layer(x), y)

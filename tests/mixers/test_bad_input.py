@@ -108,6 +108,8 @@ def test_sizes_that_do_not_fit_the_mechanism_are_refused(name, fields, message):
         build(name, config(**fields))
 
 
-def test_a_mechanism_without_weights_says_so():
-    with refused("mixer 'gla' is not normalised: it has no weights to show"):
-        build("gla", config()).weights(torch.zeros(1, 2, 8))
+def test_a_mechanism_without_weights_shows_none():
+    class Opaque(Mixer):
+        name = "opaque"
+
+    assert Opaque(config()).look(torch.zeros(1, 2, 8)) == {}

@@ -12,9 +12,10 @@ from transformers import LlamaConfig, RecurrentGemmaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
+from latte.layers.feeds import RGLRU, ConvFeed
+from latte.layers.rotary import rotary
 from latte.mixers import MixerConfig, build
-from latte.mixers.feeds import RGLRU, ConvFeed
-from latte.mixers.rotary import rotate, rotate_from_start
+from latte.tokens import Tokens
 from tests.ops.helpers import assert_close, generator, normal
 
 #: Each mixer through every path that can serve it.
@@ -70,7 +71,7 @@ def test_the_rglru_is_that_of_recurrentgemma(T):
         reset[0, [5, 6, 64]] = True
     place = torch.stack([torch.cat([torch.arange(n) for n in _lengths(row, T)]) for row in reset])
     expected = theirs(x, place)
-    y, _ = ours(x, None, None, reset)
+    y, _ = ours(x, None, Tokens.of(x, reset=reset))
     assert_close(y, expected)
     direction = torch.randn(y.shape)
     got, wanted = (torch.autograd.grad((z * direction).sum(), x)[0] for z in (y, expected))
@@ -91,7 +92,8 @@ def test_the_rglru_continues_as_recurrentgemma_does():
     with torch.no_grad():
         for start, stop in ((0, 5), (5, 6), (6, 7)):
             x = torch.randn(2, stop - start, 6)
-            y, state = ours(x, state, None, None)
+            start_B = None if state is None else torch.tensor([start, start])
+            y, state = ours(x, state, Tokens.of(x, start=start_B))
             assert_close(y, theirs(x, torch.arange(start, stop).expand(2, -1)))
 
 
@@ -117,7 +119,7 @@ def test_the_gradient_of_the_gate_is_bounded_where_it_keeps_everything():
     with torch.no_grad():
         module.decay.fill_(-100.0)
     x = torch.ones(1, 3, 2, requires_grad=True)
-    y, _ = module(x, None, None, None)
+    y, _ = module(x, None, Tokens.of(x))
     for gradient in torch.autograd.grad(y.sum(), [x, *module.parameters()]):
         assert torch.isfinite(gradient).all()
 
@@ -132,9 +134,12 @@ def test_rotation_is_that_of_llama(T, seed, theta):
     )
     cos, sin = LlamaRotaryEmbedding(config)(x, place)
     # Llama's angles are float32: off by 500 * 2^-24.
-    assert_close(rotate(x, place, theta), apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)[0], 1e-4)
+    assert_close(
+        rotary(x.shape[-1], theta).turn_to(x, place), apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)[0], 1e-4
+    )
     start = torch.arange(T).expand(2, -1)
-    assert torch.equal(rotate_from_start(x, theta), rotate(x, start, theta))
+    turning = rotary(x.shape[-1], theta)
+    assert torch.equal(turning.turn(x, Tokens.of(x)), turning.turn_to(x, start))
 
 
 def test_rotated_products_see_only_distances():
@@ -142,7 +147,8 @@ def test_rotated_products_see_only_distances():
     q, k = normal(g, 1, 1, 1, 8), normal(g, 1, 1, 1, 8)
 
     def product(t, s):
-        return (rotate(q, torch.tensor([[t]]), 1e4) * rotate(k, torch.tensor([[s]]), 1e4)).sum()
+        turning = rotary(q.shape[-1], 1e4)
+        return (turning.turn_to(q, torch.tensor([[t]])) * turning.turn_to(k, torch.tensor([[s]]))).sum()
 
     assert_close(product(7, 3), product(1_000_007, 1_000_003), 1e-9)
     assert abs(product(7, 3) - product(3, 7)) > 1e-3
@@ -313,15 +319,16 @@ def test_a_bidirectional_feed_reads_one_half_of_the_channels_each_way(feed):
     """Reversing the row and swapping the halves of everything reverses the output."""
     module = mixer("latte", num_latents=H, feed=feed, bidirectional=True).feed
     x = normal(generator(5), 2, 9, D)
-    y, _ = module(x, None, None, None)
+    y, _ = module(x, None, Tokens.of(x))
     ahead, back = x.chunk(2, -1)
-    assert_close(y[..., : D // 2], module.forwards(ahead, None, None, None)[0])
-    assert_close(y[..., D // 2 :], module.backwards(back.flip(1), None, None, None)[0].flip(1))
+    assert_close(y[..., : D // 2], module.forwards(ahead, None, Tokens.of(x))[0])
+    assert_close(y[..., D // 2 :], module.backwards(back.flip(1), None, Tokens.of(x))[0].flip(1))
 
 
 def test_the_convolution_feed_has_the_present_token_as_its_last_tap():
     feed = ConvFeed(1, 3)
     with torch.no_grad():
         feed.weight.copy_(torch.tensor([[100.0, 10.0, 1.0]]))
-    y, _ = feed(torch.tensor([1.0, 2.0, 3.0, 4.0])[None, :, None], None, None, None)
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])[None, :, None]
+    y, _ = feed(x, None, Tokens.of(x))
     assert y.flatten().tolist() == [1, 12, 123, 234]

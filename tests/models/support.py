@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from latte.models import LatteCache, LatteConfig, LatteForCausalLM, preset
+from latte.models import LatteCache, LatteConfig, LatteForCausalLM, preset, variants
+from latte.models.presets import shared_overrides
+
+#: Every preset of a causal mechanism: models of any mechanism behave alike.
+VARIANTS = [name for name, (mixer, _) in variants().items() if "causal" in mixer.directions]
 
 
 def tiny_config(variant: str, **overrides: Any) -> LatteConfig:
@@ -20,13 +24,8 @@ def tiny_config(variant: str, **overrides: Any) -> LatteConfig:
         "vocab_size": 97,
         "max_position_embeddings": 64,
     }
-    if variant != "transformer++":
-        sizes["window"] = 5 if "swa" in variant else None
-        if variant != "r-swa++":
-            sizes["num_latents"] = 8
-        if sizes["window"] is None:
-            del sizes["window"]
-    return preset(variant, "tiny", **{**sizes, **overrides})
+    wanted = {**sizes, "window": 5, "num_latents": 8, "state_size": 4}
+    return preset(variant, "tiny", **{**shared_overrides(variant, "tiny", wanted), **overrides})
 
 
 def tiny_model(variant: str, **overrides: Any) -> LatteForCausalLM:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from latte.models import VARIANTS, LatteCache
-from tests.models.support import tiny_model, token_ids
+from latte.models import LatteCache
+from tests.models.support import VARIANTS, tiny_model, token_ids
 
 PROMPT_LENGTHS = (3, 11, 1, 7)
 
@@ -102,7 +102,7 @@ def test_unread_cache_and_foreign_files_are_refused(tmp_path):
         LatteCache.load(tmp_path / "text")
     with pytest.raises(FileNotFoundError, match="no state file"):
         LatteCache.load(tmp_path / "nothing")
-    layer = tiny_model("latte++")(token_ids(1, 3)).past_key_values.state.layers[0]
+    layer = tiny_model("latte++")(token_ids(1, 3)).past_key_values.state.layers[0][0]
     layer.save(tmp_path / "layer")
     with pytest.raises(ValueError, match="holds a LatteMixerState, expected a ModelState"):
         LatteCache.load(tmp_path / "layer")

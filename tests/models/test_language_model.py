@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from latte.models import VARIANTS, LatteCache, LatteConfig, LatteForCausalLM
+from latte.models import LatteCache, LatteConfig, LatteForCausalLM
 from latte.models import loss as loss_module
-from tests.models.support import tiny_model, token_ids
+from tests.models.support import VARIANTS, tiny_model, token_ids
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

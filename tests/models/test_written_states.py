@@ -58,7 +58,7 @@ def test_a_state_with_a_history_keeps_it(calls):
     assert len(calls) == 3
     assert state.holder is None
     loss = model(ids, past_key_values=LatteCache(state, 3)).logits.square().sum()
-    assert torch.autograd.grad(loss, state.layers[0].latents.mean_BHMV)[0].abs().max() > 0
+    assert torch.autograd.grad(loss, state.layers[0][0].latents.mean_BHMV)[0].abs().max() > 0
     assert torch.equal(decode(model, ids, LatteCache(state.detach(), 3)), plain)
 
 

@@ -13,10 +13,13 @@ import torch
 
 from latte.cli.main import main
 from latte.errors import UserError
+from latte.extend import convert
+from latte.mixers.gla import GLAMixer
 from latte.models import LatteConfig, LatteForCausalLM, LatteForSequenceClassification
 from latte.report import inspect_text, render_inspection
 from latte.report.encode import PARTS, encode_inspection, pack, shares, unpack
 from latte.report.inspection import Inspection
+from tests.extend.families import small_model
 from tests.report.support import TEXT, config, model, saved, tokenizer
 
 VARIANTS = ("latte", "latte++", "latte-conv-swa++", "latte-r-swa++", "r-swa++", "transformer++")
@@ -36,14 +39,14 @@ def test_weights_are_the_models_own(variant: str) -> None:
     assert "".join(inspection.tokens[1:]).replace("�", "") == TEXT.replace("ï", "")
     with torch.no_grad():
         for index, layer in enumerate(inspection.layers):
-            expected = network.model.layers[index].mixer.weights(mixer_input(network, ids, index))
+            expected = network.model.layers[index].mixer.look(mixer_input(network, ids, index))
             assert layer.weights_HTS is not None
-            np.testing.assert_array_equal(layer.weights_HTS, expected.tokens_BHTS[0].numpy())
+            np.testing.assert_array_equal(layer.weights_HTS, expected["weights"].values[0].numpy())
             np.testing.assert_allclose(layer.weights_HTS.sum(-1), 1, atol=1e-5)
-            if expected.latents_BTHM is None:
-                assert layer.slots_THM is None
+            if "latents" in expected:
+                np.testing.assert_array_equal(layer.slots_THM, expected["latents"].values[0].numpy())
             else:
-                np.testing.assert_array_equal(layer.slots_THM, expected.latents_BTHM[0].numpy())
+                assert layer.slots_THM is None
 
 
 @pytest.mark.parametrize("variant", ["latte++", "latte-conv-swa++", "latte-r-swa++"])
@@ -96,14 +99,22 @@ def test_long_texts_are_cut_and_it_is_said() -> None:
     assert f"{inspection.dropped} more tokens are not shown" in render_inspection(inspection)
 
 
-def test_mixers_without_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def opaque(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``gla`` a mechanism that shows nothing."""
+    monkeypatch.setattr(GLAMixer, "look", lambda *given: {})
+
+
+def test_mixers_without_weights_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opaque(monkeypatch)
     small = LatteConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, mixer="gla"
     )
     network, words = LatteForCausalLM(small), tokenizer()
     inspection = inspect_text(network, words, TEXT)
     assert inspection.reason is not None
-    assert "gla are not weighted means of values" in inspection.reason
+    assert "gla are not weighted sums of values" in inspection.reason
     network.save_pretrained(tmp_path / "gla")
     words.save_pretrained(tmp_path / "gla")
     assert main(["inspect", str(tmp_path / "gla"), "--text", "def f", "--out", str(tmp_path / "page.html")]) != 0
@@ -111,11 +122,43 @@ def test_mixers_without_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "page.html").exists()
 
 
-def test_hybrids_show_the_layers_that_have_weights() -> None:
+def test_hybrids_show_the_layers_that_have_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    opaque(monkeypatch)
     mixers = [{"mixer": "gla"}, {"mixer": "linear"}]
     inspection = inspect_text(model("transformer++", layer_mixers=mixers), tokenizer(), TEXT)
     assert inspection.reason is None
     assert [layer.heads for layer in inspection.layers] == [0, 4]
+
+
+def test_weights_of_any_sign_are_shown_by_their_size() -> None:
+    """GLA is linear in the values but not normalised: the page shows each token's share of the absolute weights."""
+    inspection = inspect_text(model("gla"), tokenizer(), TEXT)
+    assert inspection.reason is None
+    encoded = encode_inspection(inspection)
+    for layer, shown in zip(inspection.layers, encoded["layers"], strict=True):
+        assert layer.weights_HTS is not None
+        assert not layer.normalised
+        assert (layer.weights_HTS < 0).any()
+        size = np.abs(layer.weights_HTS)
+        np.testing.assert_allclose(unpack(shown["weights"]) / PARTS, size / size.sum(-1, keepdims=True), atol=1e-4)
+        assert shown["signed"]
+
+
+def test_extended_models_are_inspected_like_our_own() -> None:
+    words = tokenizer()
+    pretrained = small_model("llama")
+    pretrained.resize_token_embeddings(len(words), mean_resizing=False)
+    network = convert(pretrained, {"window": 8, "sinks": 2, "num_latents": 4})
+    inspection = inspect_text(network, words, TEXT)
+    assert inspection.reason is None
+    assert inspection.surprise is not None
+    assert len(inspection.layers) == len(network.mixers)
+    for layer in inspection.layers:
+        assert layer.weights_HTS is not None
+        assert layer.window_HTS is not None
+        assert layer.slots_THM is not None
+        np.testing.assert_allclose(layer.weights_HTS.sum(-1), 1, atol=1e-5)
+    assert "extended" in render_inspection(inspection)
 
 
 def test_shares_keep_their_sum_and_their_values() -> None:

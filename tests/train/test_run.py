@@ -18,10 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 import latte.files
 from latte.errors import Stopped, UserError
 from latte.files import verify_folder
+from latte.layers.feeds import RGLRU
+from latte.layers.marks import Mark, Marked, decays, marks_of
 from latte.loading.layout import read_metrics
 from latte.recipe import Recipe, TrainRecipe, from_yaml
 from latte.train import checkpoint, run, train
-from latte.train.trainer import learning_rate_factor
+from latte.train.trainer import learning_rate_factor, split_by_learning_rate
 
 
 def weights(out):
@@ -404,3 +406,38 @@ def test_nothing_in_a_run_is_pickled(recipe):
     }
     assert kinds <= {".json", ".jsonl", ".yaml", ".safetensors", ""}
     assert yaml.safe_load((Path(settings.out) / "config.yaml").read_text())["train"]["steps"] == 1
+
+
+def test_marks_decide_on_weight_decay_and_learning_rate():
+    """Parameters of the RG-LRU and of a mechanism with a lower rate, in groups as their marks say."""
+
+    class Slow(Marked):
+        marks = {"rate": Mark(decay=False, learning_rate=0.1), "matrix": Mark(decay=True, learning_rate=0.1)}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = torch.nn.Parameter(torch.zeros(3, 3))
+            self.matrix = torch.nn.Parameter(torch.zeros(3))
+            self.plain = torch.nn.Parameter(torch.zeros(3, 3))
+
+    model = torch.nn.ModuleDict({"slow": Slow(), "feed": RGLRU(4, 2)})
+    marks = marks_of(model)
+    decayed = {name for name, parameter in model.named_parameters() if decays(parameter, marks.get(name))}
+    assert decayed == {"slow.matrix", "slow.plain", "feed.gate_weight"}
+    groups = [
+        {"params": [p for n, p in model.named_parameters() if (n in decayed) == decay], "weight_decay": float(decay)}
+        for decay in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.5)
+    split_by_learning_rate(optimizer, model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {
+        (group["weight_decay"], group["lr"]): {names[id(p)] for p in group["params"]}
+        for group in optimizer.param_groups
+    }
+    assert found == {
+        (1.0, 0.5): {"slow.plain", "feed.gate_weight"},
+        (1.0, 0.05): {"slow.matrix"},
+        (0.0, 0.5): {"feed.gate_bias", "feed.decay"},
+        (0.0, 0.05): {"slow.rate"},
+    }

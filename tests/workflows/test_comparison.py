@@ -100,7 +100,7 @@ def test_each_in_a_process_of_its_own(recipe):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"variants": ["lattte"]}, "no variant or mixer 'lattte'"),
+        ({"variants": ["lattte"]}, "no variant 'lattte'"),
         ({"variants": ["latte", "latte"]}, "expected different names"),
         ({"overrides": {"gla": {}}}, "'gla' is set but not compared"),
         ({"match": "gla"}, "'gla' is set but not compared"),

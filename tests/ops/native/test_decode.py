@@ -8,10 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latte.decode import layer_step
+from latte.layers.linear import Linear
 from latte.mixers import MixerConfig, build
+from latte.mixers.base import TOKEN_STEPS
 from latte.mixers.latte import LatteMixer
-from latte.mixers.layers import Linear, project_together
 from latte.ops import native
+from latte.tokens import Tokens
 from tests.ops.native.support import needs_library, relative
 
 pytestmark = needs_library
@@ -53,15 +56,19 @@ def test_every_step_is_that_of_torch(options, heads, width, latents, flags):
         random = torch.Generator().manual_seed(width)
         x = 2 * torch.randn(3, 12, heads[0] * width, generator=random).to(dtype)
         state = expected_state = mixer.init_state(x)
+        count = torch.zeros(3, dtype=torch.long)
         with pytest.MonkeyPatch.context() as patch:
             for t in range(12):
                 mask = torch.rand(3, 1, generator=random) < 0.8 if flags else None
                 reset = torch.rand(3, 1, generator=random) < 0.2 if flags else None
+                token = x[:, t : t + 1]
+                tokens = Tokens.of(token, mask=mask, reset=reset, start=count)
+                count = tokens.count_B
                 patch.setenv("LATTE_BACKEND", "native")
                 with torch.no_grad():
-                    y, state = mixer(x[:, t : t + 1], state=state, mask=mask, reset=reset)
+                    y, state = mixer(token, state, tokens)
                 patch.setenv("LATTE_BACKEND", "torch")
-                expected, expected_state = mixer(x[:, t : t + 1], state=expected_state, mask=mask, reset=reset)
+                expected, expected_state = mixer(token, expected_state, tokens)
                 assert relative(y, expected) < tolerance
                 for (name, got), (_, wanted) in zip(state.tensors(), expected_state.tensors(), strict=True):
                     assert got.dtype == wanted.dtype
@@ -76,8 +83,9 @@ def test_the_state_that_was_given_stays_as_it_was():
     with torch.no_grad():
         _, state = mixer(x[:, :8])
         kept = state.fork()
-        first, after = mixer(x[:, 8:], state=state)
-        second, again = mixer(x[:, 8:], state=state)
+        tokens = Tokens.of(x[:, 8:], start=torch.tensor([8, 8]))
+        first, after = mixer(x[:, 8:], state, tokens)
+        second, again = mixer(x[:, 8:], state, tokens)
     assert torch.equal(first, second)
     for (name, a), (_, b) in zip(state.tensors(), kept.tensors(), strict=True):
         assert torch.equal(a, b), name
@@ -89,16 +97,19 @@ def test_the_state_that_was_given_stays_as_it_was():
 def test_it_serves_one_token_without_gradients_only(monkeypatch):
     mixer = layer({"window": 4}, 2, 2, 4, 4, torch.float32)
     calls = []
-    monkeypatch.setattr(mixer, "_fused_step", lambda *given: calls.append(1) or (torch.zeros(1, 1, 2, 4), None))
+    kernel = native.macchiato_step
+    monkeypatch.setattr(native, "macchiato_step", lambda *given: calls.append(1) or kernel(*given))
+    assert TOKEN_STEPS[LatteMixer] is layer_step.latte_step
     x, state = torch.randn(1, 2, 8), mixer.init_state(torch.randn(1, 1, 8))
-    mixer(x[:, :1], state=state)  # gradients are enabled
+    one, two = (Tokens.of(part, start=torch.tensor([0])) for part in (x[:, :1], x))
+    mixer(x[:, :1], state, one)  # gradients are enabled
     with torch.no_grad():
-        mixer(x, state=state)  # two tokens
+        mixer(x, state, two)
         monkeypatch.setenv("LATTE_BACKEND", "torch")
-        mixer(x[:, :1], state=state)
+        mixer(x[:, :1], state, one)
         assert not calls
         monkeypatch.delenv("LATTE_BACKEND")
-        mixer(x[:, :1], state=state)
+        mixer(x[:, :1], state, one)
     assert calls == [1]
 
 
@@ -130,11 +141,11 @@ def test_wrapped_and_watched_projections_are_called():
     with torch.no_grad():
         expected = [first(x), second(x)]
         handle = second.register_forward_hook(lambda *given: seen.append(1))
-        for got, wanted in zip(project_together(x, first, second), expected, strict=True):
+        for got, wanted in zip(layer_step._project(x, first, second), expected, strict=True):
             assert relative(got, wanted) < 1e-5
         handle.remove()
         handle = first.register_forward_pre_hook(lambda *given: seen.append(2))
-        project_together(x, first, second)
+        layer_step._project(x, first, second)
         handle.remove()
     assert seen == [1, 2]
 
@@ -145,8 +156,9 @@ def test_extreme_logits_stay_finite():
         for weight in mixer.parameters():
             weight.mul_(1e3)
         state = mixer.init_state(torch.zeros(1, 1, 16))
-        for _ in range(20):
-            y, state = mixer(1e2 * torch.randn(1, 1, 16), state=state)
+        for count in range(20):
+            x = 1e2 * torch.randn(1, 1, 16)
+            y, state = mixer(x, state, Tokens.of(x, start=torch.tensor([count])))
             assert torch.isfinite(y).all()
             assert all(torch.isfinite(tensor).all() for _, tensor in state.tensors())
 
