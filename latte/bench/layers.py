@@ -91,7 +91,7 @@ def shares(plan: Plan, size: Size) -> list[Figure]:
         best: dict[str, float] = {}
         spent = 0.0
         with torch.no_grad(), clock:
-            block(x_BTD, None, None, None)
+            block(x_BTD, None, Tokens.of(x_BTD))
             for _ in range(plan.repeats):
                 parts = clock.measure(partial(block, x_BTD, None, None, None))
                 spent += parts["layer"]

@@ -66,8 +66,8 @@ class Mixer(Marked):
     directions: ClassVar[tuple[str, ...]] = ("causal",)
     #: Complete sets of options for small layers, which the contract runs; keys of MixerConfig may stand among them.
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    #: Named models made of this mixer; without any there is one of the mixer's own name, with its default options.
-    presets: ClassVar[Mapping[str, Preset]] = {}
+    #: Named models made of this mixer; None: one of the mixer's own name, with its default options.
+    presets: ClassVar[Mapping[str, Preset] | None] = None
     #: The paper's figures for a preset: perplexity on OpenWebText and millions of parameters.
     published: ClassVar[Mapping[str, tuple[float, int]]] = {}
 

@@ -97,7 +97,7 @@ class LatteMixer(HeadMixer):
         _example(bidirectional=True, feed="rglru", window=3),
         _example(bidirectional=True, window=2, coupled=True),
     )
-    presets: ClassVar[Mapping[str, Preset]] = {
+    presets: ClassVar[Mapping[str, Preset] | None] = {
         "latte": _preset(block="plain", position_embedding="learned"),
         "latte++": _preset(position_embedding="learned"),
         "latte-conv++": _preset("conv"),

@@ -18,11 +18,11 @@ SIZES: dict[str, Size] = {
 
 
 def variants() -> dict[str, tuple[type[Mixer], Preset]]:
-    """Every preset with the mixer that declares it; a mixer without any has one of its own name."""
+    """Every preset with the mixer that declares it; a mixer that declares none has one of its own name."""
     found: dict[str, tuple[type[Mixer], Preset]] = {}
     for name in names():
         cls = mixer_class(name)
-        for variant, fill in (cls.presets or {name: lambda size: {}}).items():
+        for variant, fill in ({name: lambda size: {}} if cls.presets is None else cls.presets).items():
             if variant in found:
                 raise ValueError(f"preset {variant!r} is declared by {found[variant][0].name!r} and by {name!r}")
             found[variant] = (cls, fill)

@@ -169,8 +169,8 @@ class LatteTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         if self.optimizer is None:
-            super().create_optimizer(model)
-            split_by_learning_rate(self.optimizer, self.model if model is None else model)
+            optimizer = super().create_optimizer(model)
+            split_by_learning_rate(optimizer, self.model if model is None else model)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
