@@ -12,6 +12,7 @@ from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from latte.ops.registry import registered_ops
 from latte.ops.rglru import rglru
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
+from latte.ops.selective import SelectiveState, selective_scan
 from latte.ops.softmax import AttentionState, softmax_attention
 from latte.ops.window import WindowState, window_attention
 
@@ -22,6 +23,7 @@ __all__ = [
     "DecayState",
     "LatteState",
     "ScanState",
+    "SelectiveState",
     "WindowState",
     "bidirectional_latte",
     "causal_conv",
@@ -33,6 +35,7 @@ __all__ = [
     "rglru",
     "rms_norm",
     "rotate_pairs",
+    "selective_scan",
     "softmax_attention",
     "swiglu",
     "window_attention",

@@ -154,6 +154,18 @@ def _softmax(groups: int) -> Causal:
     return Causal("softmax_attention", make, ops.softmax_attention)
 
 
+def _selective(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        x, delta, B_, C = (normal(g, B, T, width, dtype=dtype) for width in (5, 5, 3, 3))
+        return [x, delta.abs(), B_, C]
+
+    def call(x: Tensor, delta: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        A = -strength * normal(generator(0), 5, 3, dtype=x.dtype).abs()
+        return ops.selective_scan(x, delta, A, B, C, **kwargs)
+
+    return Causal("selective_scan", make, call)
+
+
 CAUSAL = {
     "causal_latte": _latte(1.0),
     "causal_latte, logits of 30": _latte(30.0),
@@ -176,4 +188,6 @@ CAUSAL = {
     "decay_attention, per channel, strong": _decay("BTHK", 200.0),
     "softmax_attention": _softmax(4),
     "softmax_attention, 2 groups": _softmax(2),
+    "selective_scan": _selective(1.0),
+    "selective_scan, strong": _selective(200.0),
 }
