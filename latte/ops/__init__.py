@@ -15,6 +15,7 @@ from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
 from latte.ops.selective import SelectiveState, selective_scan
 from latte.ops.softmax import AttentionState, softmax_attention
 from latte.ops.window import WindowState, window_attention
+from latte.ops.wkv import WKVState, wkv
 
 __all__ = [
     "EMPTY",
@@ -24,6 +25,7 @@ __all__ = [
     "LatteState",
     "ScanState",
     "SelectiveState",
+    "WKVState",
     "WindowState",
     "bidirectional_latte",
     "causal_conv",
@@ -39,4 +41,5 @@ __all__ = [
     "softmax_attention",
     "swiglu",
     "window_attention",
+    "wkv",
 ]
