@@ -12,8 +12,10 @@ from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from latte.ops.registry import registered_ops
 from latte.ops.rglru import rglru
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
+from latte.ops.selective import SelectiveState, selective_scan
 from latte.ops.softmax import AttentionState, softmax_attention
 from latte.ops.window import WindowState, window_attention
+from latte.ops.wkv import WKVState, wkv
 
 __all__ = [
     "EMPTY",
@@ -22,6 +24,8 @@ __all__ = [
     "DecayState",
     "LatteState",
     "ScanState",
+    "SelectiveState",
+    "WKVState",
     "WindowState",
     "bidirectional_latte",
     "causal_conv",
@@ -33,7 +37,9 @@ __all__ = [
     "rglru",
     "rms_norm",
     "rotate_pairs",
+    "selective_scan",
     "softmax_attention",
     "swiglu",
     "window_attention",
+    "wkv",
 ]

@@ -154,6 +154,30 @@ def _softmax(groups: int) -> Causal:
     return Causal("softmax_attention", make, ops.softmax_attention)
 
 
+def _selective(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        x, delta, B_, C = (normal(g, B, T, width, dtype=dtype) for width in (5, 5, 3, 3))
+        return [x, delta.abs(), B_, C]
+
+    def call(x: Tensor, delta: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        A = -strength * normal(generator(0), 5, 3, dtype=x.dtype).abs()
+        return ops.selective_scan(x, delta, A, B, C, **kwargs)
+
+    return Causal("selective_scan", make, call)
+
+
+def _wkv(size: float, pace: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [size * normal(g, B, T, 5, dtype=dtype), normal(g, B, T, 5, dtype=dtype)]
+
+    def call(k: Tensor, v: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        g = generator(1)
+        decay, bonus = pace * normal(g, 5, dtype=k.dtype).abs(), normal(g, 5, dtype=k.dtype)
+        return ops.wkv(k, v, decay, bonus, **kwargs)
+
+    return Causal("wkv", make, call)
+
+
 CAUSAL = {
     "causal_latte": _latte(1.0),
     "causal_latte, logits of 30": _latte(30.0),
@@ -176,4 +200,9 @@ CAUSAL = {
     "decay_attention, per channel, strong": _decay("BTHK", 200.0),
     "softmax_attention": _softmax(4),
     "softmax_attention, 2 groups": _softmax(2),
+    "selective_scan": _selective(1.0),
+    "selective_scan, strong": _selective(200.0),
+    "wkv": _wkv(1.0, 0.1),
+    "wkv, logits of 1e4": _wkv(1e4, 1.0),
+    "wkv, strong": _wkv(3.0, 50.0),
 }
