@@ -5,6 +5,7 @@ state in and gives one out, and honours padding and documents (:class:`latte.tok
 them all.
 """
 
+from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
 from latte.ops.numbers import EMPTY
@@ -20,6 +21,7 @@ from latte.ops.wkv import WKVState, wkv
 __all__ = [
     "EMPTY",
     "AttentionState",
+    "ComplexState",
     "ConvState",
     "DecayState",
     "LatteState",
@@ -30,6 +32,7 @@ __all__ = [
     "bidirectional_latte",
     "causal_conv",
     "causal_latte",
+    "complex_scan",
     "decay_attention",
     "diagonal_scan",
     "document_attention",

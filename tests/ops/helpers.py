@@ -118,6 +118,22 @@ def _scan(strength: float) -> Causal:
     return Causal("diagonal_scan", make, ops.diagonal_scan)
 
 
+def _complex_scan(strength: float, constant: bool) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [normal(g, B, T, 5, 2, dtype=dtype)]
+        if not constant:
+            inputs += [-strength * normal(g, B, T, 5, dtype=dtype).abs(), 3 * normal(g, B, T, 5, dtype=dtype)]
+        return inputs
+
+    def call(b: Tensor, log_r: Tensor | None = None, theta: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
+        if log_r is None or theta is None:
+            g = generator(0)
+            log_r, theta = -strength * normal(g, 5, dtype=b.dtype).abs(), 3 * normal(g, 5, dtype=b.dtype)
+        return ops.complex_scan(b, log_r, theta, **kwargs)
+
+    return Causal("complex_scan", make, call)
+
+
 def _conv(size: int, bias: bool) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         return [normal(g, B, T, 5, dtype=dtype)]
@@ -191,6 +207,9 @@ CAUSAL = {
     "window_attention, left 3, 5 sinks, softcap, turned queries": _window(3, sinks=5, softcap=1.5, turned=True),
     "diagonal_scan": _scan(0.3),
     "diagonal_scan, strong": _scan(50.0),
+    "complex_scan": _complex_scan(0.3, constant=False),
+    "complex_scan, strong": _complex_scan(50.0, constant=False),
+    "complex_scan, constant": _complex_scan(0.03, constant=True),
     "causal_conv, 1 tap": _conv(1, bias=False),
     "causal_conv, 4 taps, bias": _conv(4, bias=True),
     "decay_attention, none": _decay(""),
