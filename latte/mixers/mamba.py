@@ -55,7 +55,7 @@ class MambaMixer(Mixer):
         dt_rank: int | None = None  # of the time steps' projection; None: hidden_size / 16, rounded up
 
     examples = ({"state_size": 4}, {"state_size": 3, "expand": 1, "conv_size": 2, "dt_rank": 2})
-    presets: ClassVar[Mapping[str, Preset]] = {"mamba": _preset}
+    presets: ClassVar[Mapping[str, Preset] | None] = {"mamba": _preset}
     marks: ClassVar[Mapping[str, Mark]] = {
         "A_log": Mark(decay=False, float32=True),
         "D": Mark(decay=False, float32=True),

@@ -50,7 +50,7 @@ class RWKV4Mixer(Mixer):
     are projections of the shifted input.
     """
 
-    presets: ClassVar[Mapping[str, Preset]] = {
+    presets: ClassVar[Mapping[str, Preset] | None] = {
         "rwkv4": lambda size: {
             "pattern": [["mixer", "rwkv4-channel"]],
             "norm": "layer",
@@ -101,6 +101,8 @@ class RWKV4Mixer(Mixer):
 @register("rwkv4-channel")
 class RWKV4ChannelMixer(Mixer):
     """y_t = sigmoid(r_t) . W_v relu(k_t)^2, with k and r projections of the shifted input."""
+
+    presets: ClassVar[Mapping[str, Preset] | None] = {}  # half of a layer: the other half has one
 
     marks: ClassVar[Mapping[str, Mark]] = dict.fromkeys(("mu_k", "mu_r"), Mark(decay=False))
 

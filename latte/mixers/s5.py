@@ -60,7 +60,7 @@ class S5Mixer(Mixer):
         {"state_size": 2, "num_blocks": 1, "activation": "none"},
         {"state_size": 8, "num_blocks": 2, "bidirectional": True},
     )
-    presets: ClassVar[Mapping[str, Preset]] = {
+    presets: ClassVar[Mapping[str, Preset] | None] = {
         "s5": lambda size: {
             "pattern": [["mixer"]],
             "norm": "layer",
