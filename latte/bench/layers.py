@@ -93,7 +93,7 @@ def shares(plan: Plan, size: Size) -> list[Figure]:
         with torch.no_grad(), clock:
             block(x_BTD, None, Tokens.of(x_BTD))
             for _ in range(plan.repeats):
-                parts = clock.measure(partial(block, x_BTD, None, None, None))
+                parts = clock.measure(partial(block, x_BTD, None, Tokens.of(x_BTD)))
                 spent += parts["layer"]
                 if not best or parts["layer"] < best["layer"]:
                     best = parts

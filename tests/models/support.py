@@ -24,7 +24,7 @@ def tiny_config(variant: str, **overrides: Any) -> LatteConfig:
         "vocab_size": 97,
         "max_position_embeddings": 64,
     }
-    wanted = {**sizes, "window": 5, "num_latents": 8, "state_size": 4}
+    wanted = {**sizes, "window": 5, "num_latents": 8, "state_size": 4, "num_blocks": 1}
     return preset(variant, "tiny", **{**shared_overrides(variant, "tiny", wanted), **overrides})
 
 
