@@ -73,7 +73,7 @@ class ExtendedMixer(LatteMixer):
         return self.pretrained.family.output(self.pretrained.attention, y_BTHV)
 
     def reset_parameters(self) -> None:
-        """New weights start with the latents told apart by what they look for, and closed."""
+        """New weights start with latents that look for different things, and slot 0 closed to them."""
         super().reset_parameters()
         std = self.config.hidden_size**-0.5
         init.normal_(self.latent_k_proj.weight, std=std)

@@ -17,7 +17,7 @@ _TABLES: dict[tuple, tuple[Tensor, Tensor]] = {}
 class Rotary:
     """Turns channel pairs (i, i + K/2) by place x frequency_i; some pretrained models also stretch them.
 
-    Places below ``rounded_below`` have angles rounded to float32, as the pretrained model knows them.
+    Places below ``rounded_below`` have angles rounded to float32, as the pretrained model was trained.
     """
 
     frequencies: tuple[float, ...]

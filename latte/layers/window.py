@@ -16,7 +16,7 @@ class Window(nn.Module):
     """p_0(s|t), equation (17): softmax attention to the last ``size`` tokens and the present one; values from outside.
 
     Sinks are looked at from place min(t, sinks + size): as if right behind a full window, however far they are, because
-    a pretrained model knows no other distances.
+    a pretrained model was trained on no other distances.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Models generic over mixers, as transformers knows them: import this and the Auto classes do too."""
+"""Models generic over mixers; importing this registers them with transformers' Auto classes."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 

@@ -52,7 +52,7 @@ def from_chunks(y_BNHCV: Tensor) -> Tensor:
 class Outputs:
     """The outputs of one block of tokens after the other, as one (B, T, H, V) tensor in the end.
 
-    Without gradients they are written where they belong at once: a long output is not held twice.
+    Without gradients they are written where they belong at once: a long output is not in memory twice.
     """
 
     def __init__(self, like_BTHV: Tensor, dtype: torch.dtype) -> None:
@@ -153,8 +153,8 @@ def within_channels(x: Chunks) -> Tensor:
             pivot = x.gate_BNHCK[..., start - 1, None, :]
             pivot_segment = x.segment_BNC[..., start - 1, None]
             reach = exp_where(x.q_BNHCK, (segment == pivot_segment)[:, :, None, :, None], gate - pivot)
-            held = (x.segment_BNC[..., past] == pivot_segment)[:, :, None, :, None]
-            fade_past = exp_where(x.q_BNHCK, held, pivot - x.gate_BNHCK[..., past, :])
+            same = (x.segment_BNC[..., past] == pivot_segment)[:, :, None, :, None]
+            fade_past = exp_where(x.q_BNHCK, same, pivot - x.gate_BNHCK[..., past, :])
             weights = (q * reach) @ (x.k_BNHCK[..., past, :] * fade_past).transpose(-1, -2)
             y = y + weights @ x.v_BNHCV[..., past, :]
         outputs.append(y)

@@ -52,7 +52,7 @@ class Op:
             all take the same arguments and give the same result.
         example: arguments for a trial of any length.
         causal: it takes and gives a state.
-        tokens: it knows padding and documents.
+        tokens: it takes :class:`latte.tokens.Tokens`.
     """
 
     name: str

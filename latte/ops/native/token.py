@@ -127,7 +127,7 @@ class StateLayout:
         return _Part(start, stop, tensor.dtype, shape)
 
     def offsets(self, layer: int) -> tuple[int, ...]:
-        """What the kernel is told of a layer: where each part starts, -1 for none."""
+        """Kernel arguments of a layer's state: where each part starts, -1 for none."""
         return tuple(-1 if part is None else part.start for part in self._parts[layer])
 
     def make(self) -> Tensor:
@@ -173,7 +173,7 @@ def _slots(ring_BRGK: Tensor, count_B: Tensor | None) -> Tensor:
 
 
 class TokenModel(NamedTuple):
-    """What the kernel is told of a model, as long as its weights stay in place."""
+    """Kernel arguments of a model, valid as long as its weights stay in place."""
 
     sizes: Sizes
     layers: list[tuple[int, ...]]  # of :func:`layer_fields`
