@@ -31,8 +31,15 @@ class Row:
     peak_memory_bytes: int
     decode_tokens_per_second: float
     state_bytes: int  # after decode_context tokens, one row
-    contexts: list[dict[str, Any]]
+    contexts: list[dict[str, Any]]  # of the same tokens at every length
     positions: list[dict[str, Any]]
+    trained_context: int = 0
+    decode_engine: str = ""  # "kernel": one native call a token; "modules": torch, layer by layer
+
+    @property
+    def at_training(self) -> dict[str, Any]:
+        """The figures at the training length, on the same tokens as those of all other lengths."""
+        return next(entry for entry in self.contexts if entry["context"] == self.trained_context)
 
 
 def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
@@ -55,7 +62,8 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         _sample(folder, model, tokenizer, recipe)
     at_training = next(entry for entry in quality.contexts if entry.context == trained)
     result = json.loads((folder / RESULT).read_text())
-    speed, size = decode_speed(model, min(recipe.decode_context, limit or recipe.decode_context), recipe.decode_tokens)
+    context = min(recipe.decode_context, limit or recipe.decode_context)
+    speed, size, engine = decode_speed(model, context, recipe.decode_tokens)
     return Row(
         name=name,
         parameters=result["parameters"],
@@ -69,16 +77,19 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         state_bytes=size,
         contexts=[asdict(entry) for entry in quality.contexts],
         positions=[asdict(entry) for entry in quality.positions],
+        trained_context=trained,
+        decode_engine=engine,
     )
 
 
-def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int]:
-    """Tokens per second of one row, and the bytes of its state, over the last ``tokens`` of a context."""
+def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int, str]:
+    """Tokens per second of one row over the last ``tokens`` of a context, the bytes of its state, and what decoded."""
     tokens = min(tokens, context - 1)
     ids = random_ids(model, context)
     cache = read_context(model, ids[:, : context - tokens], chunk=512)
     seconds, cache = time_tokens(model, cache, ids[:, context - tokens :])
-    return tokens / max(sum(seconds), 1e-9), state_bytes(cache)
+    native = getattr(getattr(cache, "state", None), "holder", None) is not None
+    return tokens / max(sum(seconds), 1e-9), state_bytes(cache), "kernel" if native else "modules"
 
 
 def _sample(folder: Path, model: Any, tokenizer: Any, recipe: CompareRecipe) -> None:

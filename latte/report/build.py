@@ -27,8 +27,14 @@ from latte.report.runs import RunView, find_runs, read_run
 #: Columns of the table: key, name, format, which way is better, and what it is.
 COLUMNS = (
     ("parameters", "parameters", "count", None, "Numbers that were learned"),
-    ("valid_loss", "validation loss", "number", "low", "Mean surprise of a token of unseen text, in nats"),
-    ("perplexity", "perplexity", "number", "low", "e to the loss of unseen text, at the length of training"),
+    (
+        "valid_loss",
+        "held-out loss",
+        "number",
+        "low",
+        "Mean surprise of a token of unseen text, in nats, at the length of training",
+    ),
+    ("perplexity", "perplexity", "number", "low", "e to that loss"),
     ("bits_per_byte", "bits a byte", "number", "low", "Surprise of unseen text by its bytes, whatever the tokens"),
     ("long_loss", "loss at longest context", "number", "low", "Loss where the text is read in the longest stretches"),
     ("tokens_per_second", "training tokens/s", "rate", "high", "Tokens trained on in a second"),
@@ -151,7 +157,8 @@ def lead(runs: list[RunView]) -> str:
     )
     if len(ranked) > 1:
         best, other = ranked[0], ranked[1] if len(runs) == 2 else ranked[-1]
-        text += f" On text they have never seen, {best.name} comes first with {_loss(best):.3f} nats a token"
+        text += f" On text they have never seen, at the length of training, {best.name} comes first with"
+        text += f" {_loss(best):.3f} nats a token"
         text += f", {other.name} {'' if len(runs) == 2 else 'last '}with {_loss(other):.3f}."
     return text + _far(runs)
 

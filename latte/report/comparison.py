@@ -15,27 +15,36 @@ from latte.loading.layout import COMPARISON, read_metrics
 COLUMNS = {
     "model": lambda row: row.name,
     "params": lambda row: f"{row.parameters:,}",
-    "loss": lambda row: f"{row.valid_loss:.4f}",
-    "ppl": lambda row: f"{row.perplexity:.2f}",
-    "bpb": lambda row: f"{row.bits_per_byte:.4f}",
+    "loss at trained length": lambda row: f"{row.at_training['loss']:.4f} at {row.trained_context:,}",
     "loss at longest": lambda row: f"{row.contexts[-1]['loss']:.4f} at {row.contexts[-1]['context']:,}",
+    "ppl": lambda row: f"{row.at_training['perplexity']:.2f}",
+    "bpb": lambda row: f"{row.at_training['bits_per_byte']:.4f}",
     "train tok/s": lambda row: f"{row.train_tokens_per_second:,.0f}",
     "peak MiB": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f}",
-    "decode tok/s": lambda row: f"{row.decode_tokens_per_second:,.0f}",
+    "decode tok/s": lambda row: f"{row.decode_tokens_per_second:,.0f} ({row.decode_engine})",
     "state KiB": lambda row: f"{row.state_bytes / 1024:,.0f}",
 }
 
 
 def rich_table(rows: list[Row]) -> Table:
-    table = Table(*COLUMNS, title=f"{rows[0].tokens:,} tokens each", title_justify="left")
+    table = Table(*COLUMNS, title=caption(rows), title_justify="left")
     for row in rows:
         table.add_row(*(form(row) for form in COLUMNS.values()))
     return table
 
 
+def caption(rows: list[Row]) -> str:
+    """What the rows have in common, and how to read them."""
+    text = f"{rows[0].tokens:,} tokens of training each; losses at all lengths are of the same "
+    text += f"{rows[0].at_training['tokens']:,} held-out tokens, and ppl and bpb are of the trained length."
+    if len({row.decode_engine for row in rows}) > 1:
+        text += " Decoding speeds compare engines (one native call a token, or torch modules) as well as mechanisms."
+    return text
+
+
 def markdown(rows: list[Row]) -> str:
     lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([form(row) for form in COLUMNS.values()] for row in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + f"\n{caption(rows)}\n"
 
 
 def write(rows: list[Row], folder: Path) -> list[Path]:

@@ -99,9 +99,11 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     trained = run.setting("data", "sequence_length")
     at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
     run.row["bits_per_byte"] = at.get("bits_per_byte")
+    if at:  # losses of one table are of the same tokens: those that every context was measured on
+        run.row["valid_loss"] = at["loss"]
     compared = (_json(folder / COMPARED) or {}).get("row", {})
     run.row |= {
-        "perplexity": compared.get("perplexity"),
+        "perplexity": at.get("perplexity"),
         "decode": compared.get("decode_tokens_per_second"),
         "state": compared.get("state_bytes"),
     }

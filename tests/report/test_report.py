@@ -88,7 +88,7 @@ def test_a_comparison_is_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [first["name"], second["name"]] == ["latte-r-swa++", "transformer++"]
     assert first["valid"] == [[5120, 3.25]]
     assert first["context"] == [[16, 3.5], [32, 3.25], [256, 3.0]]
-    assert first["row"]["perplexity"] == pytest.approx(np.exp(3.25))
+    assert first["row"]["perplexity"] == pytest.approx(np.exp(3.25), rel=1e-3)  # of the same tokens as the loss
     assert data["train_length"] == 32
     for run in data["runs"]:
         assert run["samples"][0]["prompt"]

@@ -1,6 +1,7 @@
 """Comparisons: the same budget for all, sizes matched, nothing done twice, mistakes in one sentence."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -60,7 +61,12 @@ def test_rows_table_and_plots(recipe, tmp_path, monkeypatch):
     assert cached <= by_name["transformer++"].state_bytes < 1.05 * cached
     paths = write(rows, Path(settings.out))
     assert all(path.stat().st_size > 100 for path in paths)
-    assert markdown(rows).count("\n") == 6
+    table, caption = markdown(rows).split("\n\n")
+    assert table.count("\n") == 5
+    assert "losses at all lengths are of the same" in caption
+    for row in rows:  # loss and perplexity of one table agree
+        assert math.log(row.at_training["perplexity"]) == pytest.approx(row.at_training["loss"])
+        assert len({entry["tokens"] for entry in row.contexts}) == 1
     assert json.loads(paths[0].read_text())[0]["name"] == "latte-r-swa++"
     for name in settings.variants:
         assert json.loads((Path(settings.out) / name / "samples.json").read_text())[0]["prompt"] == ""
@@ -87,7 +93,8 @@ def test_counting_makes_no_memory_and_is_right():
     assert count_parameters("latte-r-swa++", {}, "tiny", {"vocab_size": 99}) == sum(
         p.numel() for p in made.parameters()
     )
-    speed, held = decode_speed(made.eval(), 40, 4)
+    speed, held, engine = decode_speed(made.eval(), 40, 4)
+    assert engine in ("kernel", "modules")
     assert speed > 0
     assert held == decode_speed(made, 80, 4)[1]
 
