@@ -12,8 +12,23 @@ SOFTMAX = ("tests/ops/test_window.py", "tests/ops/test_forms.py", "-k", "full_at
 SCAN = ("tests/ops/test_scan.py", "tests/ops/test_forms.py", "-k", "scan or conv")
 MIXERS = ("tests/mixers/test_oracles.py",)
 BOTH_WAYS = ("tests/contract", "-k", "bidirectional and packing")
-PADDING = ("tests/contract", "-k", "padding or pads_say_nothing")
+PADDING = ("tests/contract", "-k", "(padding or pads_say_nothing) and (latte or softmax)")
 STATE = ("tests/test_state.py",)
+TOKENS = ("tests/test_tokens.py", "-k", "not registered")
+PIECES = ("tests/models/test_blocks.py", "-k", "pieces")
+BLOCK = ("tests/models/test_blocks.py", "tests/mixers/test_rwkv4.py", "-k", "sublayers or cached")
+UNCHANGED = ("tests/contract", "-k", "nothing_returned_is_changed")
+MARKS = ("tests/contract", "-k", "marks and (rglru or mamba or rwkv or s5)")
+DECAYED = ("tests/train/test_run.py", "-k", "marks_decide or weight_decay")
+SELECTIVE = ("tests/ops/test_selective.py", "tests/ops/test_forms.py", "-k", "selective")
+WKV = ("tests/ops/test_wkv.py", "tests/ops/test_forms.py", "-k", "wkv")
+COMPLEX = ("tests/ops/test_complex_scan.py", "tests/ops/test_forms.py", "-k", "complex_scan")
+REGISTRY = (
+    "tests/test_tokens.py",
+    "tests/ops/test_bad_input.py",
+    "tests/ops/test_forms.py",
+    "tests/mixers/test_backends.py",
+)
 STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
@@ -28,9 +43,12 @@ class Mutant(NamedTuple):
 
 
 GATED, LOG_KEY, DECAY_PY = "latte/ops/gated.py", "latte/ops/log_key.py", "latte/ops/decay.py"
-WINDOW_PY, SCAN_PY, TOKENS = "latte/ops/window.py", "latte/ops/scan.py", "latte/ops/tokens.py"
-FEEDS, MIXER = "latte/mixers/feeds.py", "latte/mixers/latte.py"
-STEP_PY, PLAN, BLOCKS = "latte/models/step.py", "latte/models/plan.py", "latte/ops/native/token.py"
+WINDOW_PY, SCAN_PY, TOKENS_PY = "latte/ops/window.py", "latte/ops/scan.py", "latte/tokens.py"
+SELECTIVE_PY, WKV_PY, COMPLEX_PY = "latte/ops/selective.py", "latte/ops/wkv.py", "latte/ops/complex_scan.py"
+LOG_SCAN, REGISTRY_PY = "latte/ops/log_scan.py", "latte/ops/registry.py"
+RGLRU, FEEDS, MIXER = "latte/ops/rglru.py", "latte/layers/feeds.py", "latte/mixers/latte.py"
+BLOCKS, MARKS_PY = "latte/models/blocks.py", "latte/layers/marks.py"
+SESSION, GUARD, MEMORY = "latte/decode/session.py", "latte/decode/guard.py", "latte/ops/native/token.py"
 
 MUTANTS = [
     # Causality, carries and documents in the matrix-state recurrences.
@@ -66,15 +84,15 @@ MUTANTS = [
     Mutant(
         "causal Latte drops resets in chunks",
         LOG_KEY,
-        "segment_BT = segment_ids(reset, p_BTHM)\n    size",
-        "segment_BT = segment_ids(None, p_BTHM)\n    size",
+        "segment_BT = tokens.segment_BT\n    size",
+        "segment_BT = torch.zeros_like(tokens.segment_BT)\n    size",
         LATTE,
     ),
     Mutant(
         "causal Latte drops resets in a step",
         LOG_KEY,
-        "log_norm_BHM = torch.where(reset[:, :, None], EMPTY, log_norm_BHM)",
-        "log_norm_BHM = torch.where(reset[:, :, None], log_norm_BHM, log_norm_BHM)",
+        "log_norm_BHM = torch.where(tokens.reset[:, :, None], EMPTY, log_norm_BHM)",
+        "log_norm_BHM = torch.where(tokens.reset[:, :, None], log_norm_BHM, log_norm_BHM)",
         LATTE,
     ),
     Mutant(
@@ -157,8 +175,8 @@ MUTANTS = [
     Mutant(
         "bidirectional Latte applies the mask after the softmax",
         LOG_KEY,
-        "k, v = torch.where(mask[..., None, None], k, EMPTY), torch.where(mask[..., None, None], v, 0.0)\n    # Sh",
-        "v = torch.where(mask[..., None, None], v, 0.0)\n    # Sh",
+        "k, v = tokens.fill_padding(k, EMPTY), tokens.fill_padding(v, 0.0)",
+        "v = tokens.fill_padding(v, 0.0)",
         LATTE,
     ),
     Mutant(
@@ -171,22 +189,22 @@ MUTANTS = [
     Mutant(
         "decay attention drops resets in chunks",
         DECAY_PY,
-        "segment_BT = segment_ids(reset, q)",
-        "segment_BT = segment_ids(None, q)",
+        "segment_BT = tokens.segment_BT\n    size",
+        "segment_BT = torch.zeros_like(tokens.segment_BT)\n    size",
         DECAY,
     ),
     Mutant(
         "decay attention drops resets in a step",
         DECAY_PY,
-        "torch.where(reset[:, t, None, None, None], 0.0, total_BHKV)",
-        "torch.where(reset[:, t, None, None, None], total_BHKV, total_BHKV)",
+        "torch.where(tokens.reset[:, t, None, None, None], 0.0, total_BHKV)",
+        "torch.where(tokens.reset[:, t, None, None, None], total_BHKV, total_BHKV)",
         DECAY,
     ),
     Mutant(
         "padding fades the state",
         DECAY_PY,
-        "gate = None if gate is None else torch.where(real, gate, 0.0)",
-        "gate = None if gate is None else torch.where(real, gate, gate)",
+        "tokens.fill_padding(gate.to(dtype) if gate.dim() == 4 else gate.to(dtype)[..., None], 0.0)",
+        "gate.to(dtype) if gate.dim() == 4 else gate.to(dtype)[..., None]",
         DECAY,
     ),
     Mutant(
@@ -207,53 +225,53 @@ MUTANTS = [
     Mutant(
         "a step's window is one key short",
         WINDOW_PY,
-        "seen_BS = [slots_R < count_B[:, None],",
-        "seen_BS = [slots_R < count_B[:, None] - 1,",
+        "seen_BS = [torch.arange(left, device=device) < count_B1,",
+        "seen_BS = [torch.arange(left, device=device) < count_B1 - 1,",
         WINDOW,
     ),
     Mutant(
-        "logits in blocks are not scaled", WINDOW_PY, "_cap(q @ k * scale, softcap)", "_cap(q @ k, softcap)", WINDOW
+        "logits in blocks are not scaled", WINDOW_PY, "_cap(q @ k, reach)", "_cap(q @ k / reach.scale, reach)", WINDOW
     ),
     Mutant(
         "a step's logits are not capped",
         WINDOW_PY,
-        "return _cap(logits.flatten(1, 2) * scale, softcap)",
-        "return logits.flatten(1, 2) * scale",
+        "return _cap((q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2), reach)",
+        "return (q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2) * reach.scale",
         WINDOW,
     ),
     Mutant(
         "logits are capped before they are scaled",
         WINDOW_PY,
-        "_cap(q @ k * scale, softcap)",
-        "(_cap(q @ k, softcap) * scale)",
+        "reach.softcap * torch.tanh(logits / reach.softcap)",
+        "reach.scale * reach.softcap * torch.tanh(products / reach.softcap)",
         WINDOW,
     ),
     Mutant(
         "sinks inside the window are counted twice",
         WINDOW_PY,
-        "behind_BTN = sink_N < place_BT[..., None] - left",
+        "behind_BTN = sink_N < place_BT[..., None] - reach.left",
         "behind_BTN = sink_N <= place_BT[..., None]",
         WINDOW,
     ),
     Mutant(
         "a sink on the window's edge is counted twice in a step",
         WINDOW_PY,
-        "torch.arange(n_sinks, device=device) < count_B[:, None] - left",
-        "torch.arange(n_sinks, device=device) <= count_B[:, None] - left",
+        "torch.arange(n_sinks, device=device) < count_B1 - left",
+        "torch.arange(n_sinks, device=device) <= count_B1 - left",
         WINDOW,
     ),
     Mutant(
         "the query for sinks is ignored",
         WINDOW_PY,
-        "sink_query = q_BTHK if sink_query is None else sink_query",
-        "sink_query = q_BTHK",
+        "q_BTHK if sink_query is None else sink_query, reach, before, tokens",
+        "q_BTHK, reach, before, tokens",
         WINDOW,
     ),
     Mutant(
         "history is read from the next slot of the ring",
         WINDOW_PY,
-        "place_BR = state.count_B[:, None] - left + torch.arange",
-        "place_BR = state.count_B[:, None] - left + 1 + torch.arange",
+        "place_BR = tokens.start_B[:, None] - left + torch.arange",
+        "place_BR = tokens.start_B[:, None] - left + 1 + torch.arange",
         WINDOW,
     ),
     Mutant(
@@ -266,15 +284,15 @@ MUTANTS = [
     Mutant(
         "the window drops resets in blocks",
         WINDOW_PY,
-        "segment_BT = segment_ids(reset, q_BTHK)\n    moved",
-        "segment_BT = segment_ids(None, q_BTHK)\n    moved",
+        "tokens.place_BT, tokens.segment_BT, tokens.compact",
+        "tokens.place_BT, torch.zeros_like(tokens.segment_BT), tokens.compact",
         WINDOW,
     ),
     Mutant(
         "a step drops resets of the window",
         WINDOW_PY,
-        "torch.where(reset[:, 0], 0, state.count_B)",
-        "torch.where(reset[:, 0], state.count_B, state.count_B)",
+        "torch.where(tokens.reset, 0, count_B1)",
+        "torch.where(tokens.reset, count_B1, count_B1)",
         WINDOW,
     ),
     Mutant(
@@ -287,45 +305,88 @@ MUTANTS = [
     Mutant(
         "full attention keeps keys of an earlier document",
         "latte/ops/softmax.py",
-        "before.live_BS & (last_B1 == 0)",
-        "before.live_BS & (last_B1 >= 0)",
+        "state.live_BS & (last_B1 == 0)",
+        "state.live_BS & (last_B1 >= 0)",
         SOFTMAX,
     ),
     # Padding and places.
     Mutant(
         "padding is not zeroed",
-        TOKENS,
-        "torch.where(mask_BT.reshape(*mask_BT.shape, *([1] * (y_BT.dim() - 2))), y_BT, torch.zeros_like(y_BT))",
+        TOKENS_PY,
+        "torch.where(self._aligned(self.mask, y_BT), y_BT, torch.zeros_like(y_BT))",
         "y_BT",
         PADDING,
     ),
     Mutant(
         "places count padding",
-        TOKENS,
-        "if mask_BT is None else mask_BT.long()",
-        "if mask_BT is None else torch.ones_like(mask_BT).long()",
+        TOKENS_PY,
+        "real_BT = self.real_BT.long()",
+        "real_BT = torch.ones_like(self.real_BT).long()",
         PADDING,
     ),
     Mutant(
         "padding is moved to the front of the row",
-        TOKENS,
-        "torch.argsort((~mask_BT).to(torch.uint8)",
-        "torch.argsort(mask_BT.to(torch.uint8)",
+        TOKENS_PY,
+        "torch.argsort((~self.mask).to(torch.uint8)",
+        "torch.argsort(self.mask.to(torch.uint8)",
         PADDING,
+    ),
+    # What is known of the tokens.
+    Mutant(
+        "a document's start behind a state is taken for that of a row",
+        TOKENS_PY,
+        "if reset is not None and not self.continues:",
+        "if reset is not None:",
+        TOKENS,
+    ),
+    Mutant(
+        "a part counts from the start of its row",
+        TOKENS_PY,
+        "count_B, continues = self.count_BT[:, start - 1], True",
+        "count_B, continues = self.in_row_BT[:, start - 1], True",
+        TOKENS,
+    ),
+    Mutant(
+        "a part forgets the parts before it",
+        TOKENS_PY,
+        "count_B, continues = self.count_BT[:, start - 1], True",
+        "count_B, continues = self.start_B, True",
+        PIECES,
+    ),
+    Mutant(
+        "a document's start is known to its first token only",
+        TOKENS_PY,
+        "torch.where(self.reset, read_BT - real_BT, 0).cummax(1).values",
+        "torch.where(self.reset, read_BT - real_BT, 0)",
+        TOKENS,
+    ),
+    Mutant(
+        "a new document counts the tokens of the one that the row continued",
+        TOKENS_PY,
+        "torch.where(self.segment_BT == 0, self.start_B[:, None], 0)",
+        "self.start_B[:, None]",
+        TOKENS,
+    ),
+    Mutant(
+        "from right to left documents are cut one token early",
+        TOKENS_PY,
+        "F.pad(self.reset[:, 1:], (0, 1)).flip(1)",
+        "self.reset.roll(-2, 1).flip(1)",
+        SCAN,
     ),
     # The scan and the convolution.
     Mutant(
         "the scan drops resets",
         SCAN_PY,
-        "log_a = torch.where(reset[..., None], UNSEEN, log_a)",
-        "log_a = torch.where(reset[..., None], log_a, log_a)",
+        "log_a = torch.where(tokens.reset[..., None], EMPTY, log_a)",
+        "log_a = torch.where(tokens.reset[..., None], log_a, log_a)",
         SCAN,
     ),
     Mutant(
         "a scan to the left cuts documents one token late",
-        SCAN_PY,
-        "reset = None if reset is None else F.pad(reset[:, 1:], (0, 1)).flip(1)",
-        "reset = None if reset is None else reset.flip(1)",
+        TOKENS_PY,
+        "F.pad(self.reset[:, 1:], (0, 1)).flip(1)",
+        "self.reset.flip(1)",
         SCAN,
     ),
     Mutant(
@@ -338,41 +399,150 @@ MUTANTS = [
     Mutant(
         "the convolution looks into the document before",
         SCAN_PY,
-        "((place_BT >= back) | (segment_BT == 0))",
-        "((place_BT >= back - 1) | (segment_BT == 0))",
+        "torch.where((reach_BT >= back)[..., None]",
+        "torch.where((reach_BT >= back - 1)[..., None]",
         SCAN,
     ),
     Mutant(
         "the convolution's tail keeps a token too few",
         SCAN_PY,
-        "device=device) <= count_B[:, None]",
-        "device=device) < count_B[:, None]",
+        "device=device) <= tokens.in_row_BT[:, -1:]",
+        "device=device) < tokens.in_row_BT[:, -1:]",
         SCAN,
+    ),
+    # The scans of other mechanisms.
+    Mutant(
+        "padding takes time in the selective scan",
+        SELECTIVE_PY,
+        "return x, tokens.fill_padding(delta, 0.0), A, B, C",
+        "return x, delta, A, B, C",
+        SELECTIVE,
+    ),
+    Mutant(
+        "the selective scan drops resets in blocks",
+        SELECTIVE_PY,
+        "state=before, tokens=tokens, backend=backend)",
+        "state=before, backend=backend)",
+        SELECTIVE,
+    ),
+    Mutant(
+        "a block of the selective scan gets the state of the row",
+        SELECTIVE_PY,
+        "A, h_BDP, part, backend)",
+        "A, state.h_BDP, part, backend)",
+        SELECTIVE,
+    ),
+    Mutant(
+        "WKV's bonus is dropped in blocks",
+        WKV_PY,
+        "torch.sigmoid(bonus + k - before_BTD)",
+        "torch.sigmoid(k - before_BTD)",
+        WKV,
+    ),
+    Mutant(
+        "WKV's bonus is dropped in every form",
+        WKV_PY,
+        "return k_BTD, v_BTD, decay_D, bonus_D, before, tokens",
+        "return k_BTD, v_BTD, decay_D, 0 * bonus_D, before, tokens",
+        WKV,
+    ),
+    Mutant(
+        "WKV reads the mean after the present token",
+        WKV_PY,
+        "read_BTD = torch.cat([mean_BD[:, None].to(a_BD.dtype), mean_BTD[:, :-1]], dim=1)",
+        "read_BTD = mean_BTD",
+        WKV,
+    ),
+    Mutant(
+        "WKV's means are weighed by the normaliser after the present token",
+        WKV_PY,
+        "before_BTD = torch.cat([a_BD[:, None], a_BTD[:, :-1]], dim=1)",
+        "before_BTD = a_BTD",
+        WKV,
+    ),
+    Mutant(
+        "a scan of logs fades what was just added",
+        LOG_SCAN,
+        "torch.logaddexp(log_norm_BD + gate_BD, k_BD)",
+        "torch.logaddexp(log_norm_BD, k_BD) + gate_BD",
+        WKV,
+    ),
+    Mutant(
+        "a scan of logs does not fade what came before a run",
+        LOG_SCAN,
+        "torch.logaddexp(alone_BNCD, fade_BNCD + before_BND[:, :, None])",
+        "torch.logaddexp(alone_BNCD, before_BND[:, :, None])",
+        WKV,
+    ),
+    Mutant(
+        "a run of the scan of logs starts behind itself",
+        LOG_SCAN,
+        "before_BND = torch.cat([log_norm_BD[:, None], ends_BND[:, :-1]], dim=1)",
+        "before_BND = ends_BND",
+        WKV,
+    ),
+    Mutant(
+        "angles are summed over documents",
+        COMPLEX_PY,
+        "diagonal_scan(torch.zeros_like(theta), theta, tokens=tokens, backend=backend)",
+        "diagonal_scan(torch.zeros_like(theta), theta, backend=backend, "
+        "tokens=Tokens(tokens.batch, tokens.length, tokens.device, tokens.mask))",
+        COMPLEX,
+    ),
+    Mutant(
+        "padding turns",
+        COMPLEX_PY,
+        "diagonal_scan(torch.zeros_like(theta), theta, tokens=tokens, backend=backend)",
+        "diagonal_scan(torch.zeros_like(theta), theta, backend=backend, "
+        "tokens=Tokens(tokens.batch, tokens.length, tokens.device, None, tokens.reset))",
+        COMPLEX,
+    ),
+    Mutant(
+        "padding turns by a constant angle",
+        COMPLEX_PY,
+        "count_BT = tokens.in_row_BT[:1] if tokens.plain else tokens.in_row_BT",
+        "count_BT = torch.arange(1, tokens.length + 1, device=tokens.device)[None]",
+        COMPLEX,
+    ),
+    Mutant(
+        "a state stays turned back",
+        COMPLEX_PY,
+        "ComplexState(complex_product(after.h_BD.unflatten(1, (P, 2)), end_BPZ))",
+        "ComplexState(after.h_BD.unflatten(1, (P, 2)))",
+        COMPLEX,
+    ),
+    Mutant(
+        "the reference is the chunked form",
+        REGISTRY_PY,
+        'op.forms["chunked" if chosen == "torch" else chosen]',
+        'op.forms["chunked" if chosen != "native" else chosen]',
+        REGISTRY,
     ),
     # What feeds the latents.
     Mutant(
         "the RG-LRU scales a document's first token",
-        FEEDS,
-        "torch.where((place_BT == 0)[..., None], torch.ones_like(scale_BTD), scale_BTD)",
-        "torch.where((place_BT == 0)[..., None], scale_BTD, scale_BTD)",
+        RGLRU,
+        "torch.where((tokens.place_BT == 0)[..., None], torch.ones_like(scale_BTD), scale_BTD)",
+        "torch.where((tokens.place_BT == 0)[..., None], scale_BTD, scale_BTD)",
         MIXERS,
     ),
     Mutant(
-        "sqrt(1 - a) instead of sqrt(1 - a^2)", FEEDS, "-torch.expm1(2 * log_a_BTD)", "-torch.expm1(log_a_BTD)", MIXERS
+        "sqrt(1 - a) instead of sqrt(1 - a^2)", RGLRU, "-torch.expm1(2 * log_a_BTD)", "-torch.expm1(log_a_BTD)", MIXERS
     ),
-    Mutant("the RG-LRU's gates are swapped", FEEDS, "recurrence, entry = torch", "entry, recurrence = torch", MIXERS),
+    Mutant("the RG-LRU's gates are swapped", RGLRU, "recurrence, entry = torch", "entry, recurrence = torch", MIXERS),
     Mutant(
         "the RG-LRU's decay has another sign",
         FEEDS,
-        "-GATE_POWER * F.softplus(self",
-        "-GATE_POWER * F.softplus(-self",
+        "GATE_POWER * F.softplus(self",
+        "GATE_POWER * F.softplus(-self",
         MIXERS,
     ),
     Mutant(
         "the feed to the left cuts documents one token late",
         FEEDS,
-        "reset = None if reset is None else F.pad(reset[:, 1:], (0, 1)).flip(1)",
-        "reset = None if reset is None else reset.flip(1)",
+        "back.flip(1), None, tokens.reversed)",
+        "back.flip(1), None, Tokens(*back.shape[:2], back.device, tokens.reversed.mask, "
+        "None if tokens.reset is None else tokens.reset.flip(1)))",
         BOTH_WAYS,
     ),
     # Mixers.
@@ -385,7 +555,7 @@ MUTANTS = [
     ),
     Mutant(
         "key/value heads are repeated in the wrong order",
-        "latte/mixers/layers.py",
+        "latte/layers/linear.py",
         "x_BTGV.repeat_interleave(heads // groups, dim=2)",
         "x_BTGV.repeat(1, 1, heads // groups, 1)",
         MIXERS,
@@ -393,8 +563,8 @@ MUTANTS = [
     Mutant(
         "linear attention's denominator is doubled",
         "latte/mixers/linear.py",
-        "F.pad(v_BTHV, (0, 1), value=1.0)",
-        "F.pad(v_BTHV, (0, 1), value=2.0)",
+        "F.pad(repeat_heads(v_BTGV, heads), (0, 1), value=1.0)",
+        "F.pad(repeat_heads(v_BTGV, heads), (0, 1), value=2.0)",
         MIXERS,
     ),
     Mutant("the last latent is lost to the window's slot", MIXER, "p_BTHM[..., 1:]\n", "p_BTHM[..., :-1]\n", MIXERS),
@@ -402,14 +572,14 @@ MUTANTS = [
         "the window reads what is fed to the latents",
         MIXER,
         "self.window(x_BTD, v_BTGV",
-        "self.window(fed_BTD, v_BTGV",
+        "self.window(self.latent_input(x_BTD, None if state is None else state.feed, tokens)[0], v_BTGV",
         MIXERS,
     ),
     Mutant(
         "sinks are looked at from the query's own place",
-        "latte/mixers/window.py",
-        "place_BT.clamp(max=self.sinks + self.size)",
-        "place_BT",
+        "latte/layers/window.py",
+        "tokens.place_BT.clamp(max=self.sinks + self.size)",
+        "tokens.place_BT",
         MIXERS,
     ),
     Mutant(
@@ -437,54 +607,108 @@ MUTANTS = [
     Mutant("rows are selected along the wrong axis", "latte/state.py", "index_select(0,", "index_select(-1,", STATE),
     Mutant("a fork shares memory", "latte/state.py", "self.map(torch.clone)", "self.map(torch.Tensor.detach)", STATE),
     Mutant(
-        "a state of another shape is accepted", "latte/state.py", "if tensor.shape != other.shape:", "if False:", STATE
+        "a state of another shape is accepted",
+        "latte/state.py",
+        "if tensor.dim() != other.dim() or any(n not in (None, m) for n, m in zip(fixed, tensor.shape, strict=True)):",
+        "if False:",
+        STATE,
+    ),
+    Mutant(
+        "every axis of a state is free",
+        "latte/state.py",
+        'fixed = [size if letter == "." else None for',
+        "fixed = [None for",
+        STATE,
+    ),
+    # Blocks, and marks on parameters.
+    Mutant(
+        "a block adds to what the mixer returned",
+        BLOCKS,
+        "x_BTD = x_BTD + self.dropout(change_BTD)",
+        "x_BTD = change_BTD.add_(x_BTD)",
+        UNCHANGED,
+    ),
+    Mutant(
+        "the second mixer of a block gets the state of the first",
+        BLOCKS,
+        "sublayer(norm(x_BTD), next(before), tokens)",
+        "sublayer(norm(x_BTD), (states or (None,))[0], tokens)",
+        BLOCK,
+    ),
+    Mutant(
+        "a cast narrows what is marked",
+        MARKS_PY,
+        "return tensor.to(moved.device, torch.float32) if narrow and id(tensor) in kept else moved",
+        "return moved",
+        MARKS,
+    ),
+    Mutant(
+        "what is marked is narrowed and widened again",
+        MARKS_PY,
+        "return tensor.to(moved.device, torch.float32) if narrow",
+        "return moved.float() if narrow",
+        MARKS,
+    ),
+    Mutant(
+        "weight decay is by the number of axes alone",
+        MARKS_PY,
+        "return parameter.dim() >= 2 if mark is None or mark.decay is None else mark.decay",
+        "return parameter.dim() >= 2",
+        DECAYED,
+    ),
+    Mutant(
+        "the trainer decays what is marked",
+        "latte/train/trainer.py",
+        "if decays(parameter, marks.get(name))]",
+        "if decays(parameter, None)]",
+        DECAYED,
     ),
     # One token in one native call: whose memory it writes to, and when it may not be used.
     Mutant(
         "a token takes the place of one that a state still looks at",
-        STEP_PY,
+        SESSION,
         "0 <= distance < native.SPARE",
         "0 <= distance <= native.SPARE",
         STEP,
     ),
     Mutant(
         "a branch is written over the token of another",
-        STEP_PY,
+        SESSION,
         "0 <= distance < native.SPARE",
         "-1 <= distance < native.SPARE",
         STEP,
     ),
     Mutant(
         "a state with a history loses it",
-        STEP_PY,
+        SESSION,
         "if not any(tensor.requires_grad or tensor.is_inference() != inference",
         "if not any(tensor.is_inference() != inference",
         STEP,
     ),
     Mutant(
         "another head is not noticed",
-        STEP_PY,
+        SESSION,
         "plan.body() is not body or plan.head is not head or",
         "plan.body() is not body or",
         STEP,
     ),
     Mutant(
         "a hook registered later is not noticed",
-        PLAN,
-        "if hooks != self.hooks:",
-        "if hooks < self.hooks:",
+        GUARD,
+        "if hooks != self._hooks_seen:",
+        "if self._hooks_seen < 0:",
         STEP,
     ),
     Mutant(
         "a weight is read where it was before",
-        PLAN,
-        "return list(map(Tensor.data_ptr, self.weights)) == self.addresses",
-        "return len(self.weights) == len(self.addresses)",
+        GUARD,
+        "return list(map(Tensor.data_ptr, self.weights)) == self._addresses",
+        "return len(self.weights) == len(self._addresses)",
         STEP,
     ),
     Mutant(
         "tokens of a ring are looked for in slots of another size",
-        BLOCKS,
+        MEMORY,
         'torch.arange(R, device="cpu")) % R\n',
         'torch.arange(R, device="cpu")) % (R + 1)\n',
         STEP,
