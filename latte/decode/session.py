@@ -44,10 +44,10 @@ class _Rings:
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        self._states: list[weakref.ref[_Block]] = []
+        self._states: list[weakref.ref[_Memory]] = []
         self._lock = threading.Lock()
 
-    def join(self, block: _Block, follows: _Block | None) -> bool:
+    def join(self, block: _Memory, follows: _Memory | None) -> bool:
         """Let the state after ``follows`` have its tokens here too; False where that would change another."""
         with self._lock:
             alive = [state for state in (ref() for ref in self._states) if state is not None]
@@ -59,7 +59,7 @@ class _Rings:
             return True
 
 
-class _Block:
+class _Memory:
     """The states of all layers in blocks of memory, as the kernel writes them and reads them at the next token."""
 
     def __init__(self, rows: _Layout, memory: Tensor, start_B: Tensor, tokens: int) -> None:
@@ -68,16 +68,16 @@ class _Block:
         self.rings: _Rings
 
     @classmethod
-    def first(cls, rows: _Layout, states: Sequence[native.LayerState], count_B: Tensor) -> _Block:
+    def first(cls, rows: _Layout, states: Sequence[native.LayerState], count_B: Tensor) -> _Memory:
         memory, rings = rows.layout.pack(states)
         block = cls(rows, memory, count_B, 0)
         block.rings = _Rings(rings)
         block.rings.join(block, None)
         return block
 
-    def next(self) -> _Block:
+    def next(self) -> _Memory:
         """Room for the state one token later."""
-        block = _Block(self.rows, self.rows.layout.make(), self._start_B, self.tokens + 1)
+        block = _Memory(self.rows, self.rows.layout.make(), self._start_B, self.tokens + 1)
         block.rings = self.rings
         if not block.rings.join(block, self):
             block.rings = _Rings(self.rings.memory.clone())
@@ -136,14 +136,14 @@ class TokenEngine:
         assert cache.state is not None
         block = cache.state.holder
         # What the kernel wrote for this plan needs no check.
-        if not isinstance(block, _Block) or not block.rows.serve(plan, x.shape[0]):
+        if not isinstance(block, _Memory) or not block.rows.serve(plan, x.shape[0]):
             block = self._block(plan, x.shape[0], cache)
         after = block.next()
         y = native.token_step(plan.arguments, x, block.rows.table, block.memory, after.memory, after.rings.memory)
         cache.replace(ModelState.stored_in(after), 1)
         return y
 
-    def _block(self, plan: Plan, batch: int, cache: LatteCache) -> _Block:
+    def _block(self, plan: Plan, batch: int, cache: LatteCache) -> _Memory:
         """The cache's state in a block of memory. The state itself moves there: coming back to it costs nothing."""
         like_B1D = plan.arguments.norm.new_empty(batch, 1, plan.arguments.sizes.width)
         state, states = cache.state, cache.states_for(like_B1D, len(plan.blocks))
@@ -153,7 +153,7 @@ class TokenEngine:
             (mixed,) = layer
             require_state("mixer 'latte'", mixed, self._anatomy.mixer_of(block).expected_state(like_B1D))
         tensors = [_tensors(mixed, state.count_B) for (mixed,) in states]
-        made = _Block.first(_Layout(plan, tensors, batch), tensors, state.count_B)
+        made = _Memory.first(_Layout(plan, tensors, batch), tensors, state.count_B)
         inference = torch.is_inference_mode_enabled()
         if not any(tensor.requires_grad or tensor.is_inference() != inference for _, tensor in state.tensors()):
             state.move_to(made)  # nothing but the numbers would be lost

@@ -124,7 +124,7 @@ def causal_latte_chunked(
         p, k, v = pad_tokens(p, extra), pad_tokens(k, extra, EMPTY), pad_tokens(v, extra)
         segments = to_chunks(segment, size)
         y_BNHCV, state = _block(
-            Block(
+            Piece(
                 p.unflatten(1, (-1, size)),
                 k.unflatten(1, (-1, size)),
                 to_chunks(v, size),
@@ -139,7 +139,7 @@ def causal_latte_chunked(
     return tokens.zero_padding(outputs.joined()).to(v_BTHV.dtype), state
 
 
-class Block(NamedTuple):
+class Piece(NamedTuple):
     """One block of tokens, cut into N chunks of C; keys of no weight are EMPTY."""
 
     p_BNCHM: Tensor
@@ -153,7 +153,7 @@ class Block(NamedTuple):
         return self.segment_BNC == self.segment_in_BN[..., None]
 
 
-def _block(x: Block, state: LatteState) -> tuple[Tensor, LatteState]:
+def _block(x: Piece, state: LatteState) -> tuple[Tensor, LatteState]:
     before, after = _pass_states(x, state)
     if torch.compiler.is_compiling():
         return _on_own_scales(x, before), after
@@ -170,7 +170,7 @@ class Before(NamedTuple):
     mean_BNHMV: Tensor
 
 
-def _pass_states(x: Block, state: LatteState) -> tuple[Before, LatteState]:
+def _pass_states(x: Piece, state: LatteState) -> tuple[Before, LatteState]:
     """From chunk to chunk. A chunk adds what it holds at its end, so its weights may be relative to its largest key.
 
     Log-normalisers are as wide as the state's: e to their differences would show what float32 rounds off large ones.
@@ -196,7 +196,7 @@ def _pass_states(x: Block, state: LatteState) -> tuple[Before, LatteState]:
     return Before(before_BNHM, before_BNHMV), LatteState(after_BNHM[:, -1], after_BHMV)
 
 
-def _on_one_scale(x: Block, before: Before) -> tuple[Tensor, Tensor | None]:
+def _on_one_scale(x: Piece, before: Before) -> tuple[Tensor, Tensor | None]:
     """Outputs with all weights of a chunk relative to its first key, which later ones cannot change.
 
     Ordinary logits allow it: a weight is then a product of two factors. The second result says for which tokens all
@@ -237,7 +237,7 @@ def _on_one_scale(x: Block, before: Before) -> tuple[Tensor, Tensor | None]:
     return y_BNHCV, None if bool(fits_BNHC1.all()) else fits_BNHC1
 
 
-def _on_own_scales(x: Block, before: Before) -> Tensor:
+def _on_own_scales(x: Piece, before: Before) -> Tensor:
     """Outputs for any logits: every token's weights relative to its own log-normaliser."""
     p_BNHCM, k_BNHCM = (t.transpose(2, 3) for t in (x.p_BNCHM, x.k_BNCHM))
     wide_BNHCM = k_BNHCM.to(before.log_norm_BNHM.dtype)
