@@ -7,6 +7,7 @@ them all.
 
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
+from latte.ops.log_linear import LogLinearState, log_linear_attention
 from latte.ops.numbers import EMPTY
 from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from latte.ops.registry import registered_ops
@@ -21,6 +22,7 @@ __all__ = [
     "ConvState",
     "DecayState",
     "LatteState",
+    "LogLinearState",
     "ScanState",
     "WindowState",
     "bidirectional_latte",
@@ -29,6 +31,7 @@ __all__ = [
     "decay_attention",
     "diagonal_scan",
     "document_attention",
+    "log_linear_attention",
     "registered_ops",
     "rglru",
     "rms_norm",
