@@ -8,6 +8,7 @@ them all.
 from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
+from latte.ops.log_linear import LogLinearState, log_linear_attention
 from latte.ops.numbers import EMPTY
 from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from latte.ops.registry import registered_ops
@@ -25,6 +26,7 @@ __all__ = [
     "ConvState",
     "DecayState",
     "LatteState",
+    "LogLinearState",
     "ScanState",
     "SelectiveState",
     "WKVState",
@@ -36,6 +38,7 @@ __all__ = [
     "decay_attention",
     "diagonal_scan",
     "document_attention",
+    "log_linear_attention",
     "registered_ops",
     "rglru",
     "rms_norm",

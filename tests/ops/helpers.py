@@ -163,6 +163,14 @@ def _decay(axes: str, strength: float = 1.0) -> Causal:
     return Causal("decay_attention", make, call)
 
 
+def _log_linear(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v, weights = (normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5, 8))
+        return [q, k, v, -strength * normal(g, B, T, 2, dtype=dtype).abs(), weights]
+
+    return Causal("log_linear_attention", make, ops.log_linear_attention)
+
+
 def _softmax(groups: int) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         return [normal(g, B, T, heads, width, dtype=dtype) for heads, width in ((4, 6), (groups, 6), (groups, 5))]
@@ -217,6 +225,8 @@ CAUSAL = {
     "decay_attention, per token": _decay("BTH"),
     "decay_attention, per channel": _decay("BTHK"),
     "decay_attention, per channel, strong": _decay("BTHK", 200.0),
+    "log_linear_attention": _log_linear(0.05),
+    "log_linear_attention, strong": _log_linear(50.0),
     "softmax_attention": _softmax(4),
     "softmax_attention, 2 groups": _softmax(2),
     "selective_scan": _selective(1.0),
