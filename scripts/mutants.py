@@ -52,7 +52,9 @@ def run(tests: tuple[str, ...], mutant: Mutant | None = None) -> tuple[str, str]
         if mutant is not None:
             apply(mutant, root)
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["LATTE_BACKEND"] = "" if tests in WITH_KERNELS else "torch"
+        environment.pop("LATTE_BACKEND", None)
+        if tests not in WITH_KERNELS:
+            environment["LATTE_BACKEND"] = "torch"
         command = [sys.executable, "-m", "pytest", "-x", "--tb=line", "--hypothesis-profile=unshrunk", *tests]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

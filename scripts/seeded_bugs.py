@@ -23,12 +23,7 @@ DECAYED = ("tests/train/test_run.py", "-k", "marks_decide or weight_decay")
 SELECTIVE = ("tests/ops/test_selective.py", "tests/ops/test_forms.py", "-k", "selective")
 WKV = ("tests/ops/test_wkv.py", "tests/ops/test_forms.py", "-k", "wkv")
 COMPLEX = ("tests/ops/test_complex_scan.py", "tests/ops/test_forms.py", "-k", "complex_scan")
-REGISTRY = (
-    "tests/test_tokens.py",
-    "tests/ops/test_bad_input.py",
-    "tests/ops/test_forms.py",
-    "tests/mixers/test_backends.py",
-)
+REGISTRY = ("tests/test_tokens.py", "tests/ops", "--ignore=tests/ops/native")
 STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
