@@ -5,7 +5,7 @@ import torch
 
 from latte.models import LatteForCausalLM, preset
 from latte.ops import registered_ops
-from latte.ops.registry import Draw
+from latte.ops.registry import Draw, form_for
 from latte.tokens import Tokens
 
 
@@ -70,6 +70,16 @@ def test_a_reset_at_the_first_token_takes_the_path_without_one(variant):
         model(ids, labels=ids, reset=documents).loss.backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("op", registered_ops(), ids=lambda op: op.name)
+def test_a_backend_is_the_form_of_its_name(op):
+    """Were ``reference`` another form, every comparison with it would compare a form with itself."""
+    (x, *_), _ = op.example(Draw(2, 70, torch.float64, torch.Generator().manual_seed(0)))
+    assert form_for(op, x, "reference") is op.forms["reference"]
+    assert form_for(op, x, "torch") is op.forms["chunked"]
+    if "native" in op.backends:
+        assert form_for(op, x, "native") is op.forms["native"]
 
 
 @pytest.mark.parametrize("op", registered_ops(), ids=lambda op: op.name)

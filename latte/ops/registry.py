@@ -97,9 +97,9 @@ def operation(
         def call(x: Tensor, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
             kind = x.device.type
             if autocast or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-                return _form(op, x, backend)(*bind(x, *args, **kwargs))
+                return form_for(op, x, backend)(*bind(x, *args, **kwargs))
             with torch.autocast(kind, enabled=False):
-                return _form(op, x, backend)(*bind(x, *args, **kwargs))
+                return form_for(op, x, backend)(*bind(x, *args, **kwargs))
 
         signature = inspect.signature(bind)
         parameters = [*signature.parameters.values()]
@@ -123,7 +123,8 @@ def find_op(name: str) -> Op:
     return _REGISTRY[name]
 
 
-def _form(op: Op, x: Tensor, backend: str | None) -> Callable[..., Any]:
+def form_for(op: Op, x: Tensor, backend: str | None) -> Callable[..., Any]:
+    """The form that serves a call of ``op`` with first argument ``x``."""
     chosen = choose_backend(op.name, backend, x)
     if backend is None and chosen != "reference" and "step" in op.forms and x.shape[1] == 1:
         return op.forms["step"]
@@ -152,7 +153,7 @@ def choose_backend(op: str, backend: str | None, tensor: Tensor) -> str:
 
 def kernels_serve(tensor: Tensor) -> bool:
     """Whether native code may be used for such a tensor: it was built, it fits, and ``LATTE_BACKEND`` allows it."""
-    return library.available() and _fits_kernels(tensor) and os.environ.get("LATTE_BACKEND", "native") == "native"
+    return library.available() and _fits_kernels(tensor) and (os.environ.get("LATTE_BACKEND") or "native") == "native"
 
 
 def _fits_kernels(tensor: Tensor) -> bool:

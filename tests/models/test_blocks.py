@@ -51,6 +51,10 @@ def test_a_block_may_have_any_sublayers():
     mixed = x + first.mixer(first.mixer_norm(x))[0]
     torch.testing.assert_close(y, mixed + first.mixer_2(first.mixer_2_norm(mixed))[0])
     assert [type(state).__name__ for state in states] == ["DecayState", "DecayState"]
+    more = torch.randn(1, 3, 8)
+    both, _ = first(torch.cat([x, more], dim=1), None, Tokens.of(torch.cat([x, more], dim=1)))
+    continued, _ = first(more, states, Tokens.of(more, start=torch.tensor([5])))
+    torch.testing.assert_close(continued, both[:, 5:])
 
 
 @pytest.mark.parametrize(
