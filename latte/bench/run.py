@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from latte.bench import allocator, decode, layers, memory, models, ops
+from latte.bench import allocator, decode, layers, memory, models, ops, registry
 from latte.bench.figures import Figure, Plan
 from latte.bench.machine import Peaks, describe, measure_peaks
 from latte.bench.results import write
@@ -23,6 +23,7 @@ SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "decode": ((1024, 4096, 16384, 65536, 131072), 30.0),
     "memory": ((1024, 2048, 4096, 8192), 60.0),
     "allocator": ((16384,), 60.0),
+    "registry": ((1024, 4096), 10.0),
 }
 QUICK_LENGTHS = {
     "ops": (512, 2048),
@@ -31,6 +32,7 @@ QUICK_LENGTHS = {
     "decode": (64, 256),
     "memory": (64, 128),
     "allocator": (512,),
+    "registry": (64,),
 }
 
 
@@ -91,6 +93,8 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
         return decode.run(replace(plan, repeats=2 * plan.repeats, budget=2 * plan.budget), peaks, size)
     if name == "memory":
         return memory.run(plan, size)
+    if name == "registry":
+        return registry.run(plan, peaks)
     return allocator.run(plan, processes=2 if plan.repeats == 1 else allocator.PROCESSES)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from latte.ops.native import library
+from latte.ops.numbers import EMPTY
 
-EMPTY = -1e30  # the log of nothing, finite so that differences of two of them are numbers
 
 torch.library.define(
     "latte::causal_latte",
