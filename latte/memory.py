@@ -92,6 +92,14 @@ def keep_memory() -> bool:
     return _kept
 
 
+def return_memory() -> None:
+    """Give the system what glibc keeps for later: between parts of a program that need different amounts."""
+    if _kept:
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def keeps_memory() -> bool:
     """Whether :func:`keep_memory` has taken effect in this process."""
     return _kept

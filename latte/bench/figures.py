@@ -9,6 +9,7 @@ from typing import Any
 
 from latte.bench.harness import Call, Skipped, Timing, interleave
 from latte.bench.machine import Peaks, available_memory
+from latte.memory import return_memory
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def sweep(
         timings = interleave(calls, repeats=plan.repeats, budget=plan.budget, at_least=plan.at_least)
         calls.clear()
         gc.collect()
+        return_memory()  # else what one length kept would be missing at the next
         here = _peaks_of(yardsticks, timings, length, peaks)
         for contender in contenders:
             timing = timings.get(contender.name)

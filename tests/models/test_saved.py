@@ -19,7 +19,7 @@ def test_a_model_saved_before_blocks_had_patterns_gives_the_same_logits():
     model = AutoModelForCausalLM.from_pretrained(FOLDER).eval()
     ids, mask = expected["ids"], expected["mask"]
     plain, padded = model(ids, use_cache=False).logits, model(ids, attention_mask=mask, use_cache=False).logits
-    same_machine = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    same_machine = torch.backends.cpu.get_cpu_capability() == "AVX512"  # as when it was saved
     for found, wanted in ((plain, expected["plain"]), (padded, expected["padded"])):
         if same_machine:
             assert torch.equal(found, wanted)

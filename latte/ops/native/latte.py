@@ -11,7 +11,6 @@ from torch import Tensor
 from latte.ops.native import library
 from latte.ops.numbers import EMPTY
 
-
 torch.library.define(
     "latte::causal_latte",
     "(Tensor p, Tensor k, Tensor v, Tensor log_norm0, Tensor mean0, Tensor? mask, Tensor? reset) "
