@@ -18,7 +18,7 @@ def read(arguments: Sequence[str]) -> Callable[[], int]:
         "plots and a summary.",
     )
     parser.add_argument(
-        "--suite", type=str, default="all", help="ops, layers, models, decode, memory, allocator or all"
+        "--suite", type=str, default="all", help="ops, layers, models, decode, memory, allocator, registry or all"
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=None, help="tokens; default: the suite's own lengths")
     parser.add_argument("--quick", action="store_true", help="small and short: to see that everything runs")
