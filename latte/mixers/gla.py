@@ -34,6 +34,7 @@ class GLAMixer(HeadMixer):
 
     linear_in_values = True
     examples = ({}, {"key_fraction": 1.0, "gate_rank": 4, "gate_temperature": 1.0})
+    published = {"gla": (19.10, 206)}  # noqa: RUF012
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)

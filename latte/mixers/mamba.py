@@ -56,6 +56,7 @@ class MambaMixer(Mixer):
 
     examples = ({"state_size": 4}, {"state_size": 3, "expand": 1, "conv_size": 2, "dt_rank": 2})
     presets: ClassVar[Mapping[str, Preset] | None] = {"mamba": _preset}
+    published = {"mamba": (17.70, 149)}  # noqa: RUF012
     marks: ClassVar[Mapping[str, Mark]] = {
         "A_log": Mark(decay=False, float32=True),
         "D": Mark(decay=False, float32=True),

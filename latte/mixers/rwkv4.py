@@ -58,6 +58,7 @@ class RWKV4Mixer(Mixer):
             "embedding_norm": True,
         }
     }
+    published = {"rwkv4": (18.97, 153)}  # noqa: RUF012
     marks: ClassVar[Mapping[str, Mark]] = {
         "time_decay": Mark(decay=False, float32=True),
         "time_first": Mark(decay=False, float32=True),

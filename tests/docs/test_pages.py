@@ -59,4 +59,4 @@ def test_the_example_mechanism_generates(example):
 
 
 def test_the_example_mechanism_keeps_the_contract(example):
-    run_contract("lightning")
+    run_contract("fading")
