@@ -58,6 +58,7 @@ class Corpus:
     valid: CorpusPart
     tokenizer: PreTrainedTokenizerBase
     digest: str
+    notes: tuple[str, ...] = ()  # what a user should know about the text, in sentences
 
 
 def cache_folder(recipe: DataRecipe) -> Path:
@@ -72,7 +73,7 @@ def prepare(
     """Tokenise a recipe's text, or read the tokens from the cache if the same bytes were tokenised the same way before.
 
     Args:
-        say: called with a message before a slow step.
+        say: called with a message before a slow step, and with what a user should know about the text.
         tokenizer: used instead of the recipe's.
 
     Raises:
@@ -94,7 +95,10 @@ def prepare(
     if not _is_whole(folder):
         say(f"tokenising {recipe.source}")
         _build(folder, source, valid, tokenizer, recipe)
-    return _open(folder, key)
+    corpus = _open(folder, key)
+    for note in corpus.notes:
+        say(note)
+    return corpus
 
 
 def part_of(text: str, fraction: float, seed: int) -> str:
@@ -118,16 +122,20 @@ def _split(source: Source, valid: Source | None, recipe: DataRecipe) -> Callable
                 yield part_of(text, recipe.valid_fraction, recipe.split_seed), text
 
     else:
-        cut = round(sum(len(text) for text in source.documents()) * (1 - recipe.valid_fraction))
+        pairs = _tail(source, recipe.valid_fraction)
+    return pairs
 
-        def pairs() -> Iterator[tuple[str, str]]:
-            read = 0
-            for text in source.documents():
-                here = min(max(cut - read, 0), len(text))
-                yield from (
-                    (part, piece) for part, piece in zip(PARTS, (text[:here], text[here:]), strict=True) if piece
-                )
-                read += len(text)
+
+def _tail(source: Source, fraction: float) -> Callable[[], Iterator[tuple[str, str]]]:
+    """All documents, of which the last ``fraction`` of the characters is for validation."""
+    cut = round(sum(len(text) for text in source.documents()) * (1 - fraction))
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        read = 0
+        for text in source.documents():
+            here = min(max(cut - read, 0), len(text))
+            yield from ((part, piece) for part, piece in zip(PARTS, (text[:here], text[here:]), strict=True) if piece)
+            read += len(text)
 
     return pairs
 
@@ -142,7 +150,16 @@ def _build(
     folder: Path, source: Source, valid: Source | None, tokenizer: PreTrainedTokenizerBase | None, recipe: DataRecipe
 ) -> None:
     pairs = _split(source, valid, recipe)
-    _require_both(pairs, recipe)
+    counts = _count(pairs)
+    notes = []
+    if valid is None and recipe.split == "document" and sum(counts.values()) and not all(counts.values()):
+        total = sum(counts.values())
+        few = "is one document" if total == 1 else f"has {total} documents, too few to divide them"
+        notes.append(f"{recipe.source} {few}: the last {recipe.valid_fraction:.3g} of the text is for validation")
+        pairs = _tail(source, recipe.valid_fraction)
+        counts = _count(pairs)
+    _require_both(counts, recipe)
+    notes += [*source.notes(), *([] if valid is None else valid.notes())]
     if tokenizer is None:
         tokenizer = train_bpe((text for part, text in pairs() if part == "train"), recipe.vocab_size)
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
@@ -160,7 +177,8 @@ def _build(
         for part in PARTS:
             np.save(scratch / f"{part}.starts.npy", np.array(starts[part], dtype=np.int64))
             np.save(scratch / f"{part}.bytes.npy", np.array(sizes[part], dtype=np.int64))
-        (scratch / "meta.json").write_text(json.dumps({"dtype": np.dtype(dtype).name}))
+        about = {"dtype": np.dtype(dtype).name, "notes": notes}
+        (scratch / "meta.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def _batches(pairs: Iterator[tuple[str, str]], characters: int = 1 << 22) -> Iterator[list[tuple[str, str]]]:
@@ -177,12 +195,16 @@ def _batches(pairs: Iterator[tuple[str, str]], characters: int = 1 << 22) -> Ite
         yield batch
 
 
-def _require_both(pairs: Callable[[], Iterator[tuple[str, str]]], recipe: DataRecipe) -> None:
+def _count(pairs: Callable[[], Iterator[tuple[str, str]]]) -> dict[str, int]:
+    """Number of documents in each part."""
     counts = dict.fromkeys(PARTS, 0)
     for part, _ in pairs():
         counts[part] += 1
-    total = sum(counts.values())
-    if total == 0:
+    return counts
+
+
+def _require_both(counts: dict[str, int], recipe: DataRecipe) -> None:
+    if not any(counts.values()):
         raise UserError(f"the corpus is empty: there is no text in {recipe.source}")
     for part, count in counts.items():
         if count:
@@ -190,8 +212,8 @@ def _require_both(pairs: Callable[[], Iterator[tuple[str, str]]], recipe: DataRe
         if recipe.valid_source is not None:
             raise UserError(f"there is no text in {recipe.source if part == 'train' else recipe.valid_source}")
         raise UserError(
-            f"a corpus of {total} document{'s' * (total > 1)} left none for {part}: set data.separator to cut the text "
-            f"into documents, data.split to tail, or data.valid_source"
+            f"there is too little text in {recipe.source} to divide it: data.valid_fraction of "
+            f"{recipe.valid_fraction} leaves none for {part}"
         )
 
 
@@ -214,7 +236,8 @@ def check_cache(folder: Path) -> bool:
 
 
 def _open(folder: Path, key: str) -> Corpus:
-    dtype = np.dtype(json.loads((folder / "meta.json").read_text())["dtype"])
+    about = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    dtype = np.dtype(about["dtype"])
     train, valid = (
         CorpusPart(
             ids=np.memmap(folder / f"{part}.ids", dtype=dtype, mode="r"),
@@ -223,4 +246,5 @@ def _open(folder: Path, key: str) -> Corpus:
         )
         for part in PARTS
     )
-    return Corpus(train, valid, AutoTokenizer.from_pretrained(folder / "tokenizer"), key)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return Corpus(train, valid, tokenizer, key, tuple(about.get("notes", ())))

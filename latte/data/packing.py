@@ -22,16 +22,22 @@ class PackedRows:
     A document that does not fit into its row continues in the next one as a new segment: the first token of every row
     begins a segment.
 
+    Args:
+        part, setting: names of the part and of the setting of its length, for messages.
+
     Raises:
         UserError: fewer tokens than one row.
     """
 
-    def __init__(self, tokens: CorpusPart, length: int, part: str = "corpus") -> None:
+    def __init__(
+        self, tokens: CorpusPart, length: int, part: str = "corpus", setting: str = "data.sequence_length"
+    ) -> None:
         self.tokens, self.length = tokens, length
         if len(tokens.ids) < length:
+            larger = ", a larger data.valid_fraction" if part.startswith("validation") else ""
             raise UserError(
-                f"the {part} has {len(tokens.ids)} tokens, fewer than one row of {length}: "
-                f"give more text or a smaller data.sequence_length"
+                f"the {part} has {len(tokens.ids)} tokens, fewer than one row of {length}: give more text{larger}, or "
+                f"a {setting} of at most {len(tokens.ids)}"
             )
 
     def __len__(self) -> int:

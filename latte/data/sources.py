@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
+import io
 import json
 import os
 import sysconfig
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from latte.data.decoding import decode, note, unescape
 from latte.errors import UserError, reason
 from latte.files import digest_file, digest_json
 from latte.recipe import DataRecipe
@@ -31,6 +35,10 @@ class Source(Protocol):
 
     def digest(self) -> str:
         """Changes with any byte of the contents."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Sentences about the text that was iterated over: what could not be read as it is."""
         ...
 
 
@@ -59,6 +67,9 @@ class FileSource:
     formats: tuple[str, ...]
     text_field: str = "text"
     separator: str | None = None
+    encoding: str = "utf-8"
+    undecodable: dict[Path, int] = field(default_factory=dict, compare=False)  # bytes by file, counted while reading
+    separated: dict[Path, bool] = field(default_factory=dict, compare=False)  # whether a text file has the separator
 
     def documents(self) -> Iterator[str]:
         for path, kind in zip(self.files, self.formats, strict=True):
@@ -71,28 +82,44 @@ class FileSource:
 
     def digest(self) -> str:
         entries = [(path.relative_to(self.root).as_posix(), digest_file(path)) for path in self.files]
-        return digest_json([entries, self.formats, self.text_field, self.separator])
+        name = codecs.lookup(self.encoding).name
+        another = [] if name == "utf-8" else [name]  # so that digests of UTF-8 are those of runs before this setting
+        return digest_json([entries, self.formats, self.text_field, self.separator, *another])
+
+    def notes(self) -> list[str]:
+        said = note(self.undecodable, self.encoding)
+        if self.separated and not any(self.separated.values()):
+            said.append(f"data.separator {self.separator!r} does not occur in {self.root}: each file is one document")
+        return said
 
     def _text(self, path: Path) -> Iterator[str]:
         with _open(path) as file:
             try:
-                text = file.read().decode("utf-8", errors="replace")
-            except (OSError, EOFError) as error:
+                raw = file.read()
+            except (OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path} can't be read: {error}") from error
+        text, self.undecodable[path] = decode(raw, self.encoding, path)
+        if self.separator:
+            self.separated[path] = self.separator in text
         for document in text.split(self.separator) if self.separator else [text]:
             if document.strip():
                 yield document
 
     def _json_lines(self, path: Path) -> Iterator[str]:
-        with _open(path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"{path}, line {number} is not JSON: {error}") from error
-                yield _text_of(row, self.text_field, f"{path}, line {number}")
+        number = 0
+        encoding = "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
+        with _open(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as lines:
+            try:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield from _text_of(_json(line, path, number), self.text_field, f"{path}, line {number}")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path} is not {self.encoding} after line {number} ({error.reason}): set data.encoding if the "
+                    f"text has another"
+                ) from error
+            except (OSError, EOFError, zlib.error) as error:
+                raise UserError(f"{path} can't be read: {error}") from error
 
     def _parquet(self, path: Path) -> Iterator[str]:
         import pyarrow
@@ -142,6 +169,9 @@ class HubSource:
             total.update(hashlib.sha256(text.encode("utf-8", "replace")).digest())
         return total.hexdigest()
 
+    def notes(self) -> list[str]:
+        return []
+
 
 @dataclass(frozen=True)
 class Limited:
@@ -162,6 +192,9 @@ class Limited:
 
     def digest(self) -> str:
         return digest_json([self.source.digest(), self.limit])
+
+    def notes(self) -> list[str]:
+        return self.source.notes()
 
 
 def _stdlib() -> FileSource:
@@ -194,7 +227,8 @@ def _open_path(path: Path, recipe: DataRecipe) -> FileSource:
     for file, kind in zip(files, formats, strict=True):
         if kind is None:
             raise UserError(f"the format of {file} is unknown: set data.format to text, jsonl or parquet")
-    return FileSource(root, tuple(files), tuple(map(str, formats)), recipe.text_field, recipe.separator)
+    separator = None if recipe.separator is None else unescape(recipe.separator)
+    return FileSource(root, tuple(files), tuple(map(str, formats)), recipe.text_field, separator, recipe.encoding)
 
 
 def _format(path: Path) -> str | None:
@@ -214,12 +248,23 @@ def _open(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
-def _text_of(row: Any, field: str, where: str) -> str:
+def _json(line: str, path: Path, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+
+
+def _text_of(row: Any, field: str, where: str) -> Iterator[str]:
+    """The text in a field of a JSON object; nothing if it is null or empty."""
     if not isinstance(row, dict):
         raise UserError(f"{where} holds a {type(row).__name__}, expected an object with the field {field!r}")
     if field not in row:
         raise UserError(_no_field(field, list(row), where))
-    return str(row[field])
+    if row[field] is not None and not isinstance(row[field], str):
+        raise UserError(f"{where}: the field {field!r} holds a {type(row[field]).__name__}, expected text")
+    if row[field]:
+        yield row[field]
 
 
 def _no_field(field: str, fields: list[str], where: str) -> str:

@@ -20,7 +20,10 @@ class DataRecipe:
     text_field: str = "text"
     """Field of a JSON line, parquet row or dataset row that contains the text."""
     separator: str | None = None
-    """String that separates documents in text files; by default each file is one document."""
+    r"""String that separates documents in text files, with \n for a line end, \t for a tab and \\ for a backslash; by
+    default each file is one document."""
+    encoding: str = "utf-8"
+    """Encoding of text files and JSON lines, by any name that Python knows. Bytes that it can't decode are counted."""
     limit_bytes: int | None = None
     """Read no more than this much text."""
     hf_config: str | None = None
@@ -32,7 +35,8 @@ class DataRecipe:
     valid_fraction: float = 0.05
     """Fraction of the documents (with split tail, of the text) used for validation."""
     split: Literal["document", "tail"] = "document"
-    """document: a hash of each document decides its part; tail: the end of the text is for validation."""
+    """document: a hash of each document decides its part; tail: the end of the text is for validation, which is also
+    done where the documents are so few that one part would have none."""
     split_seed: int = 0
     """Seed of the choice of validation documents."""
     tokenizer: str = "bpe"
@@ -53,6 +57,14 @@ class DataRecipe:
             raise UserError(f"data.limit_bytes is {self.limit_bytes}, expected at least 1")
         if self.separator == "":
             raise UserError("data.separator is empty, expected some text or nothing at all")
+        try:
+            b"a".decode(self.encoding)
+        except UnicodeDecodeError:
+            pass  # an encoding of other widths than one byte
+        except (LookupError, ValueError):
+            raise UserError(
+                f"data.encoding is {self.encoding!r}, expected the name of a text encoding, such as utf-8 or latin-1"
+            ) from None
         if self.tokenizer == "bpe" and self.vocab_size < 257:
             raise UserError(
                 f"data.vocab_size is {self.vocab_size}, expected at least 257: 256 bytes and the end of text"

@@ -148,8 +148,9 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
         settings: StageRecipe = getattr(recipe, name)
         if settings.steps:
             length = settings.sequence_length
-            rows = PackedRows(corpus.train, length, f"training part, for stage {name},")
-            held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},")
+            setting = f"{name}.sequence_length"
+            rows = PackedRows(corpus.train, length, f"training part, for stage {name},", setting)
+            held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},", setting)
             changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
             stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
     return stages

@@ -126,20 +126,49 @@ def test_tail_split_keeps_order_and_every_character(tmp_path):
     assert len(valid) == 100
 
 
+@pytest.mark.parametrize("num_files", [1, 3])
+def test_few_documents_are_split_by_their_tail_and_it_is_said(tmp_path, num_files):
+    (tmp_path / "text").mkdir()
+    for number in range(num_files):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"text {number} " * 100)
+    settings = recipe(tmp_path / "text", tmp_path, tokenizer="bytes", valid_fraction=0.05)
+    for _ in range(2):  # the second time from the cache
+        said = []
+        corpus = prepare(settings, said.append)
+        parts = [
+            "".join(corpus.tokenizer.decode(i[1:-1]) for i, _ in p.documents()) for p in (corpus.train, corpus.valid)
+        ]
+        assert "".join(parts) == "".join(f"text {number} " * 100 for number in range(num_files))
+        assert len(parts[1]) == 35 * num_files
+        few = "is one document" if num_files == 1 else "has 3 documents, too few to divide them"
+        assert said[-1] == f"{tmp_path / 'text'} {few}: the last 0.05 of the text is for validation"
+
+
+def test_bytes_that_are_not_text_are_said_from_the_cache_too(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"plain text\xff\n" * 50)
+    for _ in range(2):
+        said = []
+        prepare(recipe(tmp_path / "a.txt", tmp_path, tokenizer="bytes"), said.append)
+        assert any(line.startswith("50 bytes are not utf-8 in ") for line in said)
+
+
 def test_mistakes(tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     (tmp_path / "one.txt").write_text("one document")
     with pytest.raises(UserError, match="the corpus is empty"):
         prepare(recipe(tmp_path / "empty.txt", tmp_path))
-    with pytest.raises(UserError, match="a corpus of 1 document left none for"):
-        prepare(recipe(tmp_path / "one.txt", tmp_path))
+    (tmp_path / "letter.txt").write_text("a")
+    with pytest.raises(UserError, match=r"too little text in .* to divide it"):
+        prepare(recipe(tmp_path / "letter.txt", tmp_path))
     with pytest.raises(UserError, match=r"there is no text in .*empty"):
         prepare(recipe(tmp_path / "one.txt", tmp_path, valid_source=str(tmp_path / "empty.txt")))
     with pytest.raises(UserError, match="there is no tokenizer"):
         prepare(recipe(tmp_path / "one.txt", tmp_path, tokenizer=str(tmp_path / "nowhere")))
     corpus = prepare(recipe(tmp_path / "one.txt", tmp_path, valid_source=str(tmp_path / "one.txt"), tokenizer="bytes"))
-    with pytest.raises(UserError, match="the training part has 14 tokens, fewer than one row of 32"):
+    with pytest.raises(UserError, match=r"the training part has 14 tokens, fewer than one row of 32.*of at most 14$"):
         PackedRows(corpus.train, 32, "training part")
+    with pytest.raises(UserError, match=r"give more text, a larger data.valid_fraction, or a data.sequence_length of"):
+        PackedRows(corpus.valid, 32, "validation part")
     with pytest.raises(UserError, match="has 257 tokens but the model knows 100"):
         check_fits(corpus.tokenizer, 100, "the model")
     assert not list((tmp_path / "cache").rglob(".part-*"))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pytest
 
@@ -81,6 +82,12 @@ def test_digest_follows_contents_not_place(tmp_path):
         ("a.jsonl", b'{"body": "x"}\n', {}, "line 1 has no field 'text', only 'body': set data.text_field"),
         ("a.jsonl", b'{"text": "x"}\nnot json\n', {}, "line 2 is not JSON"),
         ("a.jsonl", b"[1]\n", {}, "line 1 holds a list"),
+        ("a.jsonl", b'{"text": ["a"]}\n', {}, "line 1: the field 'text' holds a list, expected text"),
+        ("a.jsonl", '{"text": "ä"}\n'.encode("latin-1"), {}, "not utf-8 after line 0.*set data.encoding"),
+        ("noise.txt", random.Random(0).randbytes(5000), {}, "noise.txt is not text in utf-8: .* can't be decoded"),
+        ("noise.txt", random.Random(0).randbytes(5000), {"encoding": "latin-1"}, "is not text in latin-1"),
+        ("wide.txt", "wide text".encode("utf-16"), {}, "the mark of utf-16, set data.encoding"),
+        ("other.txt", "Не UTF-8. ".encode("cp1251") * 9, {}, "if it is text in another encoding, set data.encoding"),
         ("a.parquet", b"PAR1 broken", {}, "not a readable parquet file"),
         ("a.txt.gz", gzip.compress(b"x" * 9999, mtime=0)[:-10], {}, "can't be read"),
     ],
@@ -105,8 +112,49 @@ def test_parquet_without_the_field(tmp_path):
         ({"sequence_length": 1}, "sequence_length is 1"),
         ({"vocab_size": 10}, "vocab_size is 10, expected at least 257"),
         ({"separator": ""}, "separator is empty"),
+        ({"encoding": "utf-9"}, "data.encoding is 'utf-9', expected the name of a text encoding"),
+        ({"encoding": "hex"}, "data.encoding is 'hex'"),
     ],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(UserError, match=message):
         DataRecipe(**settings)
+
+
+def test_undecodable_bytes_are_counted_and_said(tmp_path):
+    text = "Grüße aus Köln, wo man Latte trinkt.\n" * 10
+    (tmp_path / "a.txt").write_bytes(text.encode("latin-1"))
+    (tmp_path / "b.txt").write_text(text)
+    source = open_source(str(tmp_path), DataRecipe())
+    assert list(source.documents()) == [text.replace("ü", "\ufffd").replace("ß", "\ufffd").replace("ö", "\ufffd"), text]
+    (said,) = source.notes()
+    assert said.startswith(f"30 bytes are not utf-8 in {tmp_path / 'a.txt'}, and read as U+FFFD: set data.encoding")
+    (tmp_path / "b.txt").unlink()
+    source = open_source(str(tmp_path), DataRecipe(encoding="latin-1"))
+    assert list(source.documents()) == [text]
+    assert source.notes() == []
+    assert source.digest() != open_source(str(tmp_path), DataRecipe()).digest()
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-16"))
+    assert documents(tmp_path, encoding="utf-16") == [text]
+
+
+def test_json_lines_in_another_encoding_and_with_a_mark(tmp_path):
+    line = json.dumps({"text": "Grüße"}, ensure_ascii=False) + "\n"
+    for encoding, stored in (("latin-1", "latin-1"), ("utf-16", "utf-16"), ("utf-8", "utf-8-sig")):
+        (tmp_path / "a.jsonl").write_bytes((line + line).encode(stored))
+        assert documents(tmp_path / "a.jsonl", encoding=encoding) == ["Grüße", "Grüße"]
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n' + line)
+    assert documents(tmp_path / "a.jsonl") == ["Grüße"]
+
+
+def test_a_separator_is_understood_as_typed(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\nlines\n\nthree")
+    typed = "\\n\\n"  # what a shell gives for '\n\n'
+    assert documents(tmp_path / "a.txt", separator=typed) == ["one", "two\nlines", "three"]
+    assert documents(tmp_path / "a.txt", separator="\n\n") == ["one", "two\nlines", "three"]
+    (tmp_path / "a.txt").write_text("a\\section b\tc")
+    assert documents(tmp_path / "a.txt", separator="\\section") == ["a", " b\tc"]
+    assert documents(tmp_path / "a.txt", separator="\\t") == ["a\\section b", "c"]
+    source = open_source(str(tmp_path / "a.txt"), DataRecipe(separator="@@"))
+    assert len(list(source.documents())) == 1
+    assert "data.separator '@@' does not occur in" in source.notes()[0]
