@@ -51,5 +51,19 @@ class SwiGLU(nn.Module):
         return checkpoint(lambda: self.down_proj(swiglu(gate, up)), use_reentrant=False, preserve_rng_state=False)
 
 
+class GeGLU(nn.Module):
+    """down(gelu(gate(x)) . up(x)), with biases and gelu by tanh: Griffin's."""
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.inner_width)
+        self.up_proj = nn.Linear(config.hidden_size, config.inner_width)
+        self.down_proj = nn.Linear(config.inner_width, config.hidden_size)
+        self.down_proj.residual = True  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
 #: MLPs by the name that a configuration uses.
-MLPS: dict[str, type[nn.Module]] = {"gelu": PlainMLP, "swiglu": SwiGLU}
+MLPS: dict[str, type[nn.Module]] = {"gelu": PlainMLP, "swiglu": SwiGLU, "geglu": GeGLU}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
+from latte.layers.mlp import MLPS
 from latte.mixers import MixerConfig, mixer_class
 from latte.mixers.options import parse_options
 
@@ -32,8 +33,9 @@ class LatteConfig(PreTrainedConfig):
         mixer: name of the mixer of every layer; ``latte.mixers.names()`` lists them.
         mixer_options: options of that mixer.
         pattern: the sublayers of one layer after another, repeated to the last layer, such as ``[["mixer", "mlp"]]``,
-            the default. ``"mixer"`` is the mixer above and ``"mlp"`` the block's MLP; other mixers stand there by name,
-            or as ``{"mixer": ..., "options": {...}}``.
+            the default. ``"mixer"`` is the mixer above and ``"mlp"`` the block's MLP; other mixers and MLPs
+            (``"gelu"``, ``"swiglu"``, ``"geglu"``) stand there by name, mixers also as
+            ``{"mixer": ..., "options": {...}}``.
         layer_mixers: one ``{"mixer": ..., "options": {...}}`` per layer where only mixers differ.
         norm: ``"rms"`` or ``"layer"``; the default is the block's.
         embedding_norm: a norm between the embedding and the first layer.
@@ -125,6 +127,8 @@ class LatteConfig(PreTrainedConfig):
             return self._mlp(layer)
         if entry == MIXER:
             return self._own_mixer(layer)
+        if isinstance(entry, str) and entry in MLPS:
+            return Sublayer(MLP, entry, self._layer_config(layer, {}))
         if isinstance(entry, str):
             return Sublayer(MIXER, mixer_class(entry).name, self._layer_config(layer, {}))
         if not isinstance(entry, dict) or "mixer" not in entry or set(entry) - {"mixer", "options"}:
