@@ -17,6 +17,8 @@ settings.register_profile("latte", derandomize=True, database=None, deadline=Non
 settings.register_profile("unshrunk", settings.get_profile("latte"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("latte")
 
+pytest.register_assert_rewrite("latte.testing")
+
 #: The paths that a test can be sent through: torch, and the native kernels where they were built.
 BACKENDS = ["torch", "native"] if native.available() else ["torch"]
 THREADS = torch.get_num_threads()

@@ -31,6 +31,7 @@ ORDER = [
     ("layers",),  # parts that mixers share
     ("mixers",),  # mechanisms
     ("models",),  # language models and classifiers made of mixers
+    ("testing",),  # the contract of a mixer, alone and in a model
     (
         "decode",
         "extend",

@@ -16,7 +16,7 @@ from torch import Tensor
 from latte.layers.config import MixerConfig
 from latte.layers.marks import Marked, working_parameter
 from latte.mixers.options import parse_options
-from latte.shapes import Axes
+from latte.shapes import Axes, given
 from latte.state import State, require_state
 from latte.tokens import Tokens, require_tokens
 
@@ -109,22 +109,23 @@ class Mixer(Marked):
         how many tokens that has read.
 
         Raises:
-            ValueError: an input of another rank or width, tokens that do not fit, a state of another mixer or batch, or
-                a state given to a bidirectional mixer.
+            ValueError: an input of another rank or width, tokens that do not fit, a state of another mixer or batch, a
+                state given to a bidirectional mixer, or a :meth:`mix` that returned something else than it must.
         """
         where = f"mixer {self.name!r}"
         self._check(where, x_BTD, state)
         tokens = require_tokens(where, tokens, x_BTD, state)
         if self.config.bidirectional:
-            return self.mix(x_BTD, None, tokens)
+            return self._checked(x_BTD, None, *self.mix(x_BTD, None, tokens))
         if state is None:
-            return self.mix(x_BTD, self.init_state(x_BTD), tokens)
+            empty = self.init_state(x_BTD)
+            return self._checked(x_BTD, empty, *self.mix(x_BTD, empty, tokens))
         require_state(where, state, self.expected_state(x_BTD))
         if x_BTD.shape[1] == 1 and type(self) in TOKEN_STEPS:
             stepped = TOKEN_STEPS[type(self)](self, x_BTD, state, tokens)
             if stepped is not None:
                 return stepped
-        return self.mix(x_BTD, state, tokens)
+        return self._checked(x_BTD, state, *self.mix(x_BTD, state, tokens))
 
     def step(self, x_BD: Tensor, state: State, tokens: Tokens | None = None) -> tuple[Tensor, State | None]:
         """One token a row: (B, D) and a state give (B, D) and the next state."""
@@ -161,6 +162,18 @@ class Mixer(Marked):
             raise ValueError(f"{where}: x is {x_BTD.dtype}, expected {own.dtype} as its weights")
         if state is not None and self.config.bidirectional:
             raise ValueError(f"{where}: a state was given, expected none: it is bidirectional")
+
+    def _checked(
+        self, x_BTD: Tensor, before: State | None, y_BTD: Tensor, after: State | None
+    ) -> tuple[Tensor, State | None]:
+        """What :meth:`mix` returned, if it is what every caller relies on."""
+        if y_BTD.shape != x_BTD.shape:
+            raise ValueError(f"mixer {self.name!r}: mix returned shape {given(y_BTD)}, expected {given(x_BTD)} as x")
+        if type(after) is not type(before):
+            returned = "no state" if after is None else f"a {type(after).__name__}"
+            wanted = "none: it is bidirectional" if before is None else f"the {type(before).__name__} after its tokens"
+            raise ValueError(f"mixer {self.name!r}: mix returned {returned}, expected {wanted}")
+        return y_BTD, after
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.options}"

@@ -3,19 +3,14 @@
 import pytest
 
 from latte.mixers import mixer_class, names
-from tests.contract.cases import Case, cases, model_cases
-from tests.contract.checks import checks
-from tests.contract.looking import check_compile, check_compiled_gradients
-
-PAIRS = [(case, check) for case in [*cases(), *model_cases()] for check in checks(case)]
+from latte.testing import Case, cases, contract
+from latte.testing.looking import check_compile, check_compiled_gradients
 
 
-@pytest.mark.parametrize(
-    ("case", "check"), PAIRS, ids=[f"{case}-{check.__name__.removeprefix('check_')}" for case, check in PAIRS]
-)
+@pytest.mark.parametrize("check", contract(), ids=str)
 @pytest.mark.usefixtures("each_backend")
-def test_contract(case, check):
-    check(case)
+def test_contract(check):
+    check()
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,18 @@ import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from latte.mixers import HeadMixer, Mixer, MixerConfig, build, mixer_class, names
 from latte.models import LatteCache, LatteConfig, LatteModel, ModelState
-from latte.state import State
+from latte.testing.numbers import generator, normal
 from latte.tokens import Tokens
-from tests.ops.helpers import generator, normal
 
 D, H = 8, 2
 #: One token, odd lengths, and both sides of the edges of sub-blocks (16), chunks and runs (64).
@@ -28,7 +27,10 @@ LENGTHS = [1, 2, 5, 9, 15, 16, 17, 33, 63, 64, 65, 70]
 SHORT = [1, 2, 5, 9, 17, 21]
 DTYPES = [torch.float64, torch.float32]
 
-deterministic = settings(derandomize=True, database=None, deadline=None, max_examples=8)
+#: The same few examples every time, reported as they were drawn: making them smaller would take minutes.
+deterministic = settings(
+    derandomize=True, database=None, deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate]
+)
 seeds = st.integers(0, 10**6)
 
 
@@ -92,7 +94,7 @@ class ModelSubject(Subject):
         return y, None if cache is None else cache.state
 
     def init_state(self, x: Tensor) -> ModelState:
-        states = tuple(tuple(mixer.init_state(x) for mixer in block.mixers) for block in self.model.layers)
+        states = tuple(tuple(mixer.init_state(x) for mixer in block.mixers) for block in cast(Any, self.model.layers))
         return ModelState(states, torch.zeros(x.shape[0], dtype=torch.long))
 
 
@@ -146,7 +148,7 @@ class Case:
         subject = self.build(torch.float32)
         for mixer in subject.modules():
             if isinstance(mixer, HeadMixer) and not self.layers and _norms_heads(mixer):
-                mixer.project = types.MethodType(_heads, mixer)
+                mixer.project = types.MethodType(_heads, mixer)  # type: ignore[method-assign]
         return subject
 
 
@@ -199,10 +201,10 @@ def pieces(
     mixer: Subject,
     x: Tensor,
     cuts: Any,
-    state: State | None = None,
+    state: ModelState | None = None,
     mask: Tensor | None = None,
     reset: Tensor | None = None,
-) -> tuple[Tensor, State | None]:
+) -> tuple[Tensor, Any]:
     """The pieces between ``cuts``, one after the other, carrying the state."""
     edges = sorted({0, *(c for c in cuts if 0 < c < x.shape[1]), x.shape[1]})
     outputs = []
@@ -218,12 +220,12 @@ def pieces(
     return torch.cat(outputs, dim=1), state
 
 
-def after(mixer: Subject, seed: int, B: int, T: int, dtype: torch.dtype = torch.float64) -> State:
+def after(mixer: Subject, seed: int, B: int, T: int, dtype: torch.dtype = torch.float64) -> ModelState:
     """A state that has read ``T`` tokens."""
     return mixer(inputs(seed, B, T, dtype))[1].detach()
 
 
-def steps(mixer: Subject, x: Tensor, state: State) -> tuple[Tensor, State]:
+def steps(mixer: Subject, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     outputs = []
     for t in range(x.shape[1]):
         y, state = mixer.step(x[:, t], state)

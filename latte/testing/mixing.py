@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from latte.ops.registry import NATIVE_OPS
-from tests.contract.cases import (
+from latte.state import State, require_state
+from latte.testing.cases import (
     DTYPES,
     LENGTHS,
     SHORT,
@@ -23,7 +24,24 @@ from tests.contract.cases import (
     seeds,
     steps,
 )
-from tests.ops.helpers import assert_close, assert_states_close, flags, generator, normal
+from latte.testing.numbers import assert_close, assert_states_close, flags, generator, normal
+
+# 0. An answer.
+
+
+def check_call(case: Case) -> None:
+    """A plain call gives outputs like the input, and a causal mixer the state after it, of init_state's kind."""
+    subject = case.build(torch.float32)
+    x = inputs(0, 2, 5, torch.float32)
+    y, state = subject(x)
+    assert y.shape == x.shape, f"outputs have shape {tuple(y.shape)}, expected {tuple(x.shape)}"
+    assert y.dtype == x.dtype, f"outputs are {y.dtype}, expected {x.dtype}"
+    if case.bidirectional:
+        assert state is None, "a state was returned, expected None: it is bidirectional"
+        return
+    assert state is not None, "no state was returned, expected one: it is causal"
+    require_state("the state after 5 tokens", state, subject.init_state(x))
+
 
 # 1. One function, however it is computed.
 
@@ -42,7 +60,7 @@ def check_forms(case: Case) -> None:
         cuts=st.sets(st.integers(1, 69), max_size=4),
         dtype=st.sampled_from(DTYPES),
     )
-    def run(T, seed, carry, masked, documents, cuts, dtype):
+    def run(T: int, seed: int, carry: bool, masked: bool, documents: bool, cuts: set[int], dtype: torch.dtype) -> None:
         mixer, g, B = mixers[dtype], generator(seed), 2
         x, more = inputs(seed, B, T, dtype), inputs(seed + 1, B, 3, dtype)
         mask = flags(g, B, T, 0.7) if masked else None
@@ -82,7 +100,7 @@ def check_reference(case: Case) -> None:
         documents=st.booleans(),
         dtype=st.sampled_from(DTYPES),
     )
-    def run(T, seed, masked, documents, dtype):
+    def run(T: int, seed: int, masked: bool, documents: bool, dtype: torch.dtype) -> None:
         g, x = generator(seed), inputs(seed, 2, T, dtype)
         mask = flags(g, 2, T, 0.7) if masked else None
         reset = flags(g, 2, T, 0.15) if documents else None
@@ -105,7 +123,7 @@ def check_gradient_to_the_future_is_zero(case: Case) -> None:
 
     @deterministic
     @given(T=st.sampled_from([2, 5, 17, 21]), seed=seeds, masked=st.booleans(), data=st.data())
-    def run(T, seed, masked, data):
+    def run(T: int, seed: int, masked: bool, data: st.DataObject) -> None:
         t = data.draw(st.integers(0, T - 2))
         x = inputs(seed, 2, T).requires_grad_()
         mask = flags(generator(seed), 2, T, 0.8) if masked else None
@@ -123,7 +141,7 @@ def check_the_future_changes_no_bit_of_the_past(case: Case) -> None:
 
     @deterministic
     @given(T=st.sampled_from([2, 9, 17, 65, 70]), seed=seeds, size=st.sampled_from([1.0, 1e4]), data=st.data())
-    def run(T, seed, size, data):
+    def run(T: int, seed: int, size: float, data: st.DataObject) -> None:
         t = data.draw(st.integers(0, T - 2))
         x = inputs(seed, 2, T, torch.float32)
         other = torch.cat([x[:, : t + 1], size * inputs(seed + 1, 2, T, torch.float32)[:, t + 1 :]], dim=1)
@@ -148,7 +166,7 @@ def check_padding(case: Case) -> None:
         seed=seeds,
         dtype=st.sampled_from(DTYPES),
     )
-    def run(T, where, seed, dtype):
+    def run(T: int, where: str, seed: int, dtype: torch.dtype) -> None:
         mixer, g, place = mixers[dtype], generator(seed), torch.arange(T)
         start = torch.randint(1, T, (3, 1), generator=g)
         mask = {
@@ -179,7 +197,7 @@ def check_pads_say_nothing(case: Case) -> None:
 
     @deterministic
     @given(T=st.sampled_from(SHORT), seed=seeds, size=st.sampled_from([1.0, 1e4]), documents=st.booleans())
-    def run(T, seed, size, documents):
+    def run(T: int, seed: int, size: float, documents: bool) -> None:
         g, B = generator(seed), 2
         mask = flags(g, B, T, 0.6)
         reset = flags(g, B, T, 0.2) if documents else None
@@ -203,7 +221,7 @@ def check_mask_invariance(case: Case) -> None:
 
     @deterministic
     @given(real=st.integers(1, 19), pads=st.integers(1, 9), seed=seeds)
-    def run(real, pads, seed):
+    def run(real: int, pads: int, seed: int) -> None:
         g, T = generator(seed), real + pads
         tokens, outputs = inputs(seed, 1, real), []
         for _ in range(3):
@@ -233,7 +251,7 @@ def check_packing(case: Case) -> None:
         seed=seeds,
         dtype=st.sampled_from(DTYPES),
     )
-    def run(lengths, masked, carry, seed, dtype):
+    def run(lengths: list[int], masked: bool, carry: bool, seed: int, dtype: torch.dtype) -> None:
         mixer, g, T = mixers[dtype], generator(seed), sum(lengths)
         ends = torch.tensor(lengths).cumsum(0).tolist()
         spans = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
@@ -272,7 +290,13 @@ def check_gradients(case: Case) -> None:
             leaves = [] if state is None else [t for path, t in state.tensors() if checked_by_gradient(path, t)]
             leaves = [t.clone().contiguous().requires_grad_() for t in leaves]
 
-            def function(x, *rest, state=state, mask=mask, reset=reset):
+            def function(
+                x: Tensor,
+                *rest: Tensor,
+                state: State | None = state,
+                mask: Tensor | None = mask,
+                reset: Tensor | None = reset,
+            ) -> tuple[Tensor, ...]:
                 floats = iter(rest[len(named) :])
                 before = None
                 if state is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from latte.mixers import Mixer
-from tests.contract.cases import Case, inputs
+from latte.testing.cases import Case, inputs
 
 
 def check_nothing_returned_is_changed(case: Case) -> None:

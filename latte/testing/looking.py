@@ -11,8 +11,7 @@ from torch import Tensor
 
 from latte.layers.marks import marks_of
 from latte.state import State
-from latte.tokens import Tokens
-from tests.contract.cases import (
+from latte.testing.cases import (
     SHORT,
     Case,
     H,
@@ -22,7 +21,8 @@ from tests.contract.cases import (
     inputs,
     seeds,
 )
-from tests.ops.helpers import assert_close, assert_states_close, flags, generator
+from latte.testing.numbers import assert_close, assert_states_close, flags, generator
+from latte.tokens import Tokens
 
 # 8. Weights.
 
@@ -36,7 +36,7 @@ def check_weights(case: Case) -> None:
 
     @deterministic
     @given(T=st.sampled_from(SHORT), seed=seeds, masked=st.booleans(), documents=st.booleans())
-    def run(T, seed, masked, documents):
+    def run(T: int, seed: int, masked: bool, documents: bool) -> None:
         g, B = generator(seed), 2
         mask = flags(g, B, T, 0.7) if masked else None
         reset = flags(g, B, T, 0.2) if documents else None
