@@ -52,8 +52,8 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess:
         (["--version"], 0, f"latte {latte.__version__}"),
         *(([name, "--help"], 0, f"usage: latte {name}") for name in COMMANDS),
         (["trian"], 2, "did you mean 'train'?"),
-        (["train", "--train.step", "3"], 1, "did you mean train.steps?"),
-        (["doctor", "--tokens", "0"], 1, "--tokens is 0, expected at least 1"),
+        (["train", "--train.step", "3"], 2, "did you mean train.steps?"),
+        (["doctor", "--tokens", "0"], 2, "tokens is 0, expected at least 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

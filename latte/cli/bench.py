@@ -5,32 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from jsonargparse import ArgumentParser
 from rich.console import Console
 
+from latte.cli.outcome import Outcome
+from latte.cli.settings import parse
+from latte.recipe import BenchRecipe
+
 NEEDS = "latte.bench"
+DESCRIPTION = """Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, plots
+and a summary."""
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    parser = ArgumentParser(
-        prog="latte bench",
-        description="Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, "
-        "plots and a summary.",
-    )
-    parser.add_argument(
-        "--suite", type=str, default="all", help="ops, layers, models, decode, memory, allocator, registry or all"
-    )
-    parser.add_argument("--lengths", type=int, nargs="+", default=None, help="tokens; default: the suite's own lengths")
-    parser.add_argument("--quick", action="store_true", help="small and short: to see that everything runs")
-    parser.add_argument("--out", type=str, default="docs/results/bench", help="folder for the results")
-    settings = parser.parse_args(arguments)
-    return partial(run, settings.suite, settings.lengths, settings.quick, settings.out)
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("bench", DESCRIPTION, BenchRecipe, arguments, from_recipe=False))
 
 
-def run(suite: str = "all", lengths: Sequence[int] | None = None, quick: bool = False, out: str = "bench") -> int:
+def run(recipe: BenchRecipe) -> Outcome:
     """Measure, print the figures as they come, and write them."""
     from latte.bench import run as measure
 
-    console = Console()
-    measure(suite, lengths, quick=quick, out=out, say=lambda line: console.print(line, highlight=False, markup=False))
-    return 0
+    say = partial(Console().print, highlight=False, markup=False)
+    measure(recipe.suite, recipe.lengths or None, quick=recipe.quick, out=recipe.out, say=say)
+    return Outcome({"out": recipe.out})

@@ -9,31 +9,29 @@ from pathlib import Path
 
 from rich.console import Console
 
+from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.errors import Stopped
 from latte.recipe import CompareRecipe
 
 NEEDS = "latte.workflows.comparison"
 DESCRIPTION = """Train several variants or mixers on the same text, tokens and settings, and put quality, speed, memory
 and size of state side by side, as a table and as plots. What an earlier call has done is not done again."""
+EXAMPLE = "latte compare --config demo-compare"
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    return partial(run, parse("compare", DESCRIPTION, CompareRecipe, arguments))
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("compare", DESCRIPTION, CompareRecipe, arguments, example=EXAMPLE))
 
 
-def run(recipe: CompareRecipe) -> int:
+def run(recipe: CompareRecipe) -> Outcome:
     """Compare, print the table and write it beside the runs."""
     from latte.report.comparison import rich_table, write
     from latte.workflows.comparison import compare
 
     notes = Console(file=sys.stderr)
-    try:
-        rows = compare(recipe, notes.print)
-    except Stopped as stopped:
-        print(f"latte compare: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal_number
+    rows = compare(recipe, notes.print)
     Console(width=None if sys.stdout.isatty() else 160).print(rich_table(rows))
-    for path in write(rows, Path(recipe.out)):
+    written = write(rows, Path(recipe.out))
+    for path in written:
         notes.print(f"wrote {path}", highlight=False)
-    return 0
+    return Outcome({"rows": rows, "written": written})

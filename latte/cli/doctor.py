@@ -5,50 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
+from latte.cli.outcome import DONE, FAILED, Outcome
+from latte.cli.settings import parse
+from latte.recipe import DoctorRecipe
 from latte.version import __version__
 
 NEEDS = "latte.doctor"
+DESCRIPTION = "Show versions, device, threads and backends, and run every op against its reference."
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    parser = ArgumentParser(
-        prog="latte doctor",
-        description="Show versions, device, threads and backends, and run every op against its reference.",
-    )
-    parser.add_argument("--tokens", type=int, default=193, help="length of the rows that the ops are checked on")
-    settings = parser.parse_args(arguments)
-    if settings.tokens < 1:
-        raise ValueError(f"--tokens is {settings.tokens}, expected at least 1")
-    return partial(run, settings.tokens)
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("doctor", DESCRIPTION, DoctorRecipe, arguments, from_recipe=False))
 
 
-def run(tokens: int = 193) -> int:
-    """Print the findings; 0 if every op agrees with its reference, 1 otherwise."""
+def run(recipe: DoctorRecipe) -> Outcome:
+    """Print the findings; it fails if an op differs from its reference."""
     import torch
 
     from latte import doctor, mixers
 
     console = Console()
+    about = {
+        **doctor.versions(),
+        "device": doctor.device(),
+        "threads": torch.get_num_threads(),
+        "kernels": doctor.kernels(),
+        "memory from": doctor.allocation(),
+        "mixers": ", ".join(mixers.names()),
+    }
     console.print(f"[bold]latte {__version__}[/bold]")
-    for name, version in doctor.versions().items():
-        console.print(f"  {name:<14}{version}", highlight=False)
-    console.print(f"  {'device':<14}{doctor.device()}", highlight=False)
-    console.print(f"  {'threads':<14}{torch.get_num_threads()}", highlight=False)
-    console.print(f"  {'kernels':<14}{doctor.kernels()}", highlight=False)
-    console.print(f"  {'memory from':<14}{doctor.allocation()}", highlight=False)
-    console.print(f"  {'mixers':<14}{', '.join(mixers.names())}", highlight=False)
+    for name, value in about.items():
+        console.print(f"  {name:<14}{value}", highlight=False)
     table = Table(
         "op", "backend", "dtype", "difference", "", title="every op against its reference", title_justify="left"
     )
-    passed = True
-    for check in doctor.check_ops(tokens):
-        passed &= check.passed
+    checks = list(doctor.check_ops(recipe.tokens))
+    for check in checks:
         verdict = "[green]same[/green]" if check.passed else "[red]DIFFERS[/red]"
         table.add_row(check.op, check.backend, str(check.dtype).removeprefix("torch."), f"{check.error:.1e}", verdict)
     console.print(table)
+    passed = all(check.passed for check in checks)
     console.print("[green]all is well[/green]" if passed else "[red]this machine computes something else[/red]")
-    return 0 if passed else 1
+    ops = [
+        {
+            "op": check.op,
+            "backend": check.backend,
+            "dtype": str(check.dtype),
+            "error": check.error,
+            "passed": check.passed,
+        }
+        for check in checks
+    ]
+    return Outcome({"latte": __version__, "about": about, "ops": ops, "passed": passed}, DONE if passed else FAILED)

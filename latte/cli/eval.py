@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
+from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
 from latte.recipe import EvalRecipe
 
 NEEDS = "latte.eval.run"
 DESCRIPTION = """Measure perplexity and bits per byte at any context length, in constant memory: `latte eval MODEL`.
 At every length the same tokens are scored; the loss by position shows where a model stops using what it has read."""
+EXAMPLE = "latte eval runs/mine --contexts 256 2048"
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    return partial(run, parse("eval", DESCRIPTION, EvalRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("eval", DESCRIPTION, EvalRecipe, arguments, positional="model", example=EXAMPLE))
 
 
-def run(recipe: EvalRecipe) -> int:
+def run(recipe: EvalRecipe) -> Outcome:
     """Evaluate, and print two tables."""
     from latte.eval.run import run_eval
 
@@ -43,4 +46,4 @@ def run(recipe: EvalRecipe) -> int:
     for place in result.positions:
         table.add_row(f"{place.first:,} - {place.last:,}", f"{place.loss:.4f}", f"{place.tokens:,}")
     console.print(table)
-    return 0
+    return Outcome({"model": recipe.model, "documents": len(text.documents), **asdict(result)})

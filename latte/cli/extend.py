@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,43 +11,38 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.errors import Stopped
 from latte.recipe import ExtendRecipe
 
 NEEDS = "latte.workflows.extension"
 DESCRIPTION = """Extend a pretrained language model to long contexts at linear cost: `latte extend MODEL --out DIR`. Its
 attention becomes Latte-Macchiato around its own weights; only the small new part is trained. The same command goes on
 where an earlier one ended, whatever ended it. --dry_run shows what it would take."""
+EXAMPLE = "latte extend smollm2-135m --data.source books.txt --out long"
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    return partial(run, parse("extend", DESCRIPTION, ExtendRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("extend", DESCRIPTION, ExtendRecipe, arguments, positional="model", example=EXAMPLE))
 
 
-def run(recipe: ExtendRecipe) -> int:
+def run(recipe: ExtendRecipe) -> Outcome:
     """Extend, and say what came of it."""
     from latte.report.model_card import perplexity_table
     from latte.workflows.extension import extend
 
     if recipe.dry_run:
         return show_plan(recipe)
-    try:
-        folder = extend(recipe)
-    except Stopped as stopped:
-        print(f"latte extend: {stopped}", file=sys.stderr)
-        return 128 + stopped.signal_number
-    import json
-
+    folder = extend(recipe)
     results = json.loads((folder / "results.json").read_text())
     for text, rows in results["perplexity"].items():
         print(perplexity_table(text, rows))
     print(f"{folder / 'report.html'}: all figures, to look at")
     print(f"{folder}: AutoModelForCausalLM.from_pretrained({str(folder)!r}) after `import latte`")
-    return 0
+    return Outcome({"model": folder, "results": results})
 
 
-def show_plan(recipe: ExtendRecipe) -> int:
+def show_plan(recipe: ExtendRecipe) -> Outcome:
     """Print the plan and touch nothing but the token cache."""
     from latte.workflows.estimate import estimate_cost as make_plan
     from latte.workflows.extension import mixer_options, open_inputs
@@ -63,7 +59,7 @@ def show_plan(recipe: ExtendRecipe) -> int:
     table.add_row("all", "", f"{sum(stage.tokens for stage in plan.stages):,}", _duration(total))
     console.print(table)
     console.print("Times are measured on short rows and leave out the evaluation at the end.")
-    return 0
+    return Outcome({"plan": plan})
 
 
 def _duration(seconds: float) -> str:

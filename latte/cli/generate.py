@@ -13,6 +13,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
 from latte.errors import UserError
 from latte.recipe import GenerateRecipe
@@ -21,13 +22,14 @@ NEEDS = "latte.eval.run"
 DESCRIPTION = """Continue a text, showing it as it comes: `latte generate MODEL --prompt "def main"`. A prompt file may
 have any length: only the model's state is kept. --save_state keeps that state and --load_state goes on from it, so that
 a long document is read once and asked many times."""
+EXAMPLE = "latte generate runs/mine --prompt 'def main'"
 
 
-def read(arguments: Sequence[str]) -> Callable[[], int]:
-    return partial(run, parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model"))
+def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
+    return partial(run, parse("generate", DESCRIPTION, GenerateRecipe, arguments, positional="model", example=EXAMPLE))
 
 
-def run(recipe: GenerateRecipe) -> int:
+def run(recipe: GenerateRecipe) -> Outcome:
     """Read, perhaps save, and write to standard output."""
     from latte.eval.generate import Reader, stream_text, text_blocks
     from latte.loading import load
@@ -42,11 +44,13 @@ def run(recipe: GenerateRecipe) -> int:
                 reader.read_blocks(text_blocks(file or io.BytesIO(), on_bytes))
     if recipe.save_state is not None:
         reader.save(Path(recipe.save_state))
+    read, pieces = reader.count, []
     for piece in stream_text(reader, recipe):
+        pieces.append(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n" if recipe.max_new_tokens else "")
-    return 0
+    return Outcome({"text": "".join(pieces), "read_tokens": read, "new_tokens": reader.count - read})
 
 
 @contextmanager

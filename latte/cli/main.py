@@ -1,16 +1,20 @@
-"""The ``latte`` command: finds the subcommand, reads its settings, and turns mistakes into one clear sentence."""
+"""The ``latte`` command: finds the subcommand and runs it; help and mistakes are answered before torch is imported."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from latte.cli.outcome import MISUSED, Outcome, conclude
 from latte.memory import keep_memory
 
-#: Subcommands, each a module of this package. Its ``read`` checks the arguments and returns the call that runs them; it
-#: imports nothing heavy, so that help and mistakes are answered at once. ``NEEDS`` is the heavy module of the run.
+#: Subcommands, each a module of this package. Its ``read`` checks the arguments and returns the call that runs them,
+#: which returns an exit code or an Outcome; it imports nothing heavy, so that help and mistakes are answered at once.
+#: ``NEEDS`` is the heavy module of the run.
 COMMANDS = {
     "train": "Train a model from a recipe.",
     "eval": "Measure perplexity by context length, streaming.",
@@ -27,14 +31,21 @@ USAGE = "usage: latte COMMAND [options]\n\nLinear-time attention as a latent-var
 
 
 def main(arguments: Sequence[str] | None = None, load: Callable[[str], object] = importlib.import_module) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed with a message, 2 a wrong call, 130 stopped by ctrl-C.
+    """Run a command and return its exit code: 0 done, 1 failed, 2 a wrong command line, 128 + n ended by signal n.
 
     ``load`` imports what the command needs, torch included, once its settings are known to be good.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments), load)
+    except BrokenPipeError:  # the reader of a pipe has left, as head does: end without a word, as other tools do
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+
+
+def _main(arguments: list[str], load: Callable[[str], object]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE + "".join(f"  {name:<10} {text}\n" for name, text in COMMANDS.items()))
-        print("`latte COMMAND --help` explains a command and every option it has.")
+        print(_help())
+        sys.stdout.flush()
         return 0
     if arguments[0] == "--version":
         from latte.version import __version__
@@ -46,26 +57,29 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[str], object] =
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         print(f"latte: unknown command {name!r}{hint}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
-    try:
+        return MISUSED
+
+    def read() -> Callable[[], Outcome | int]:
         command = importlib.import_module(f"latte.cli.{name}")
-        run = command.read([_underscored(argument) for argument in arguments[1:]])
+        run = command.read([argument for argument in arguments[1:] if argument != "--json"])
         load(command.NEEDS)
-        return run() or 0
-    except KeyboardInterrupt:
-        print("latte: stopped", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:  # what users get wrong; anything else is our bug and shows its traceback
-        print(f"latte {name}: {error}", file=sys.stderr)
-        return 1
+        return run
+
+    return conclude(f"latte {name}", "--json" in arguments[1:], read)
 
 
-def _underscored(argument: str) -> str:
-    """``--save-state`` as ``--save_state``: both spellings of every option are understood."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
+def _help() -> str:
+    from latte.cli.recipes import described
+
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    recipes = [f"  {name:<18} {text}" for name, text in described().items()]
+    return (
+        USAGE
+        + "\n".join(lines)
+        + "\n\nrecipes that come with it (latte COMMAND --config NAME):\n"
+        + "\n".join(recipes)
+        + "\n\n`latte COMMAND --help` explains a command and every option it has; every command takes --json."
+    )
 
 
 def _load(module: str) -> None:

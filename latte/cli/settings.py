@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from latte.cli.recipes import recipe_names, recipe_path, strings
+from latte.cli.words import Words, setting_types, split
 from latte.errors import UserError
 
 T = TypeVar("T")
@@ -22,74 +23,88 @@ UNKNOWN = (
 )
 
 
-def parse(command: str, description: str, kind: type[T], arguments: Sequence[str], positional: str | None = None) -> T:
+def parse(
+    command: str,
+    description: str,
+    kind: type[T],
+    arguments: Sequence[str],
+    positional: str | None = None,
+    *,
+    example: str | None = None,
+    from_recipe: bool = True,
+) -> T:
     """The settings of ``kind``, a dataclass, that the arguments and the recipe they name come to.
 
+    Strings are literal, on the command line and in a recipe: ``null`` and ``# x`` are texts. A setting that may be
+    nothing (``str | None``) is nothing when it is left out.
+
     Args:
-        positional: a field that may also be given without its name.
+        positional: a setting that is required, and may be given without its name at any place.
+        example: a complete command, shown where something is missing; with it, a call without any argument is refused.
+        from_recipe: whether the command takes --config and --print_config.
 
     Raises:
-        UserError: an unknown or ill-typed setting, or a recipe that does not exist.
+        UserError: an unknown, missing or ill-typed setting, or a recipe that does not exist.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
-    parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config", help="a recipe: a YAML file, or the name of a packaged one")
-    parser.add_class_arguments(kind, as_group=False)
-    arguments = _switched_on(_named(list(arguments), positional), kind)
+    kinds = setting_types(kind)
+    parser = _parser(command, description, kind, example, from_recipe)
+    words = split(arguments, kinds, positional is not None)
+    if not {"-h", "--help"} & {*words.options}:
+        _place(words, command, positional, f", for example: {example}" if example else "")
+    options, literal = [], dict[str, Any]()
+    for option in words.options:
+        if option.startswith("--config=") and from_recipe:
+            path = recipe_path(option.removeprefix("--config="))
+            literal |= strings(path, kinds)
+            option = f"--config={path}"
+        options.append(option)
+    literal |= words.strings
     try:
-        settings = parser.parse_args(_with_recipe(arguments))
+        settings = parser.parse_args([option for option in options if option != "--print_config"])
+        for name, value in literal.items():
+            settings[name] = value
         values = vars(parser.instantiate(settings))
-        return kind(**{name: value for name, value in values.items() if name != "config"})
+        recipe = kind(**{name: value for name, value in values.items() if name not in ("config", "json")})
     except ArgumentError as error:
         raise UserError(_sentence(str(error), parser)) from None
+    if "--print_config" in options:
+        from latte.recipe import to_yaml
+
+        print(to_yaml(recipe), end="")
+        raise SystemExit(0)
+    if not arguments and example is not None:
+        raise UserError(f"nothing was given, expected a recipe or settings, for example: {example}")
+    if positional is not None and not getattr(recipe, positional):
+        raise UserError(f"{positional} is empty, expected a name")
+    return recipe
 
 
-def recipe_names() -> list[str]:
-    """Recipes that come with the package."""
-    files = resources.files("latte.recipes").iterdir()
-    return sorted(Path(file.name).stem for file in files if file.name.endswith(".yaml"))
+def _parser(command: str, description: str, kind: type, example: str | None, from_recipe: bool) -> ArgumentParser:
+    set_parsing_settings(docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False)
+    if example is not None:
+        description = f"{description} Example: {example}"
+    parser = ArgumentParser(prog=f"latte {command}", description=description, exit_on_error=False, allow_abbrev=False)
+    if from_recipe:
+        names = (
+            ", ".join(recipe_names({name.partition(".")[0] for name in setting_types(kind)})) or "none fits this one"
+        )
+        parser.add_argument(
+            "--config", action="config", help=f"a recipe: a YAML file, or the name of a packaged one ({names})"
+        )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_class_arguments(kind, as_group=False)
+    return parser
 
 
-def recipe_path(name: str) -> Path:
-    """The file of a recipe given by path or packaged name.
-
-    Raises:
-        UserError: there is neither.
-    """
-    if Path(name).is_file():
-        return Path(name)
-    if name in recipe_names():
-        return Path(str(resources.files("latte.recipes") / f"{name}.yaml"))
-    close = difflib.get_close_matches(name, recipe_names(), n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise UserError(f"there is no recipe {name!r}{hint}: give a YAML file, or one of {', '.join(recipe_names())}")
-
-
-def _with_recipe(arguments: list[str]) -> list[str]:
-    resolved = []
-    for index, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            argument = f"--config={recipe_path(argument.removeprefix('--config='))}"
-        elif index > 0 and arguments[index - 1] == "--config":
-            argument = str(recipe_path(argument))
-        resolved.append(argument)
-    return resolved
-
-
-def _named(arguments: list[str], positional: str | None) -> list[str]:
-    if positional is not None and arguments and not arguments[0].startswith("-"):
-        return [f"--{positional}", *arguments]
-    return arguments
-
-
-def _switched_on(arguments: list[str], kind: type) -> list[str]:
-    """A switch given by its name alone means that it is on."""
-    switches = {f"--{name}" for name, hint in get_type_hints(kind).items() if hint is bool}
-    following = [*arguments[1:], "--"]
-    return [
-        f"{argument}=true" if argument in switches and after.startswith("--") else argument
-        for argument, after in zip(arguments, following, strict=True)
-    ]
+def _place(words: Words, command: str, positional: str | None, example: str) -> None:
+    """Give the word without a name to the setting ``positional``, and refuse any other."""
+    for word in words.alone:
+        if positional is None or positional in words.given:
+            raise UserError(f"{word!r} is not an option of latte {command}{example or ', expected --NAME VALUE'}")
+        words.given.add(positional)
+        words.strings[positional] = word
+    if positional is not None and not words.given & {positional, "config", "print_config"}:
+        raise UserError(f"no {positional} was given{example or f', expected latte {command} {positional.upper()}'}")
 
 
 def _sentence(message: str, parser: ArgumentParser) -> str:
@@ -110,3 +125,17 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
         expected = re.sub(r"<class '(\w+)'>", r"\1", expected).replace("typing.Literal", "one of ")
         return f"{name} is {value!r}, expected {expected}"
     return text.replace('in "<unicode string>", ', "")
+
+
+def text_or_file(text: str | None, file: str | None) -> str | None:
+    """A text that was given itself or by the name of its file.
+
+    Raises:
+        UserError: the file can't be read.
+    """
+    if file is None:
+        return text
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from error

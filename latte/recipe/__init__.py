@@ -4,19 +4,24 @@ from latte.recipe.compare import CompareRecipe
 from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe
 from latte.recipe.files import flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import EvalRecipe, GenerateRecipe
+from latte.recipe.show import BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
 from latte.recipe.train import DataRecipe, ModelRecipe, Recipe, TrainRecipe
 
 __all__ = [
     "STAGES",
+    "BenchRecipe",
     "CompareRecipe",
     "DataRecipe",
     "DistilRecipe",
+    "DoctorRecipe",
     "EvalRecipe",
     "ExtendRecipe",
     "GenerateRecipe",
+    "InspectRecipe",
     "JudgeRecipe",
     "ModelRecipe",
     "Recipe",
+    "ReportRecipe",
     "StageRecipe",
     "TrainRecipe",
     "flatten",

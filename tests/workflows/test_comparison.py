@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from latte.cli.main import main
-from latte.cli.settings import recipe_names, recipe_path
+from latte.cli.recipes import recipe_names, recipe_path
 from latte.errors import UserError
 from latte.eval.comparison import decode_speed
 from latte.models import LatteForCausalLM, preset
