@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,24 +88,20 @@ def verify_folder(path: Path) -> dict[str, Any]:
     Raises:
         Damaged: anything differs from what was written.
     """
-    try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-        checksum = manifest.pop("checksum")
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        raise Damaged(f"{path.name}/{MANIFEST} is missing or unreadable") from error
-    # Compare the text and not only the parsed values, so that changed white space is noticed as well.
-    if digest_json(manifest) != checksum or text != _canonical({**manifest, "checksum": checksum}):
-        raise Damaged(f"{path.name}/{MANIFEST} does not have the checksum it states")
+    manifest = _read_manifest(path)
     present = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {MANIFEST}
-    for name in sorted(present ^ manifest["files"].keys()):
-        raise Damaged(f"{path.name}/{name} is {'not in the manifest' if name in present else 'missing'}")
-    for name, entry in manifest["files"].items():
-        if (path / name).stat().st_size != entry["bytes"]:
-            raise Damaged(f"{path.name}/{name} has {(path / name).stat().st_size} bytes, expected {entry['bytes']}")
-        if digest_file(path / name) != entry["sha256"]:
-            raise Damaged(f"{path.name}/{name} does not have the checksum of its manifest")
-    return manifest
+    for name in sorted(present - manifest["files"].keys()):
+        raise Damaged(f"{path.name}/{name} is not in the manifest")
+    return _compare(path, manifest, lambda name: True)
+
+
+def verify_files(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """The manifest of such a folder, after comparing only the ``wanted`` of its files; new files are no damage.
+
+    Raises:
+        Damaged: a wanted file is missing or differs from what was written, or the manifest is damaged.
+    """
+    return _compare(path, _read_manifest(path), wanted)
 
 
 def remove_scratch(folder: Path) -> None:
@@ -124,6 +120,32 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        checksum = manifest.pop("checksum")
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        raise Damaged(f"{path.name}/{MANIFEST} is missing or unreadable") from error
+    # Compare the text and not only the parsed values, so that changed white space is noticed as well.
+    if digest_json(manifest) != checksum or text != _canonical({**manifest, "checksum": checksum}):
+        raise Damaged(f"{path.name}/{MANIFEST} does not have the checksum it states")
+    return manifest
+
+
+def _compare(path: Path, manifest: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+    files = {name: entry for name, entry in manifest["files"].items() if wanted(name)}
+    for name in files:
+        if not (path / name).is_file():
+            raise Damaged(f"{path.name}/{name} is missing")
+    for name, entry in files.items():
+        if (path / name).stat().st_size != entry["bytes"]:
+            raise Damaged(f"{path.name}/{name} has {(path / name).stat().st_size} bytes, expected {entry['bytes']}")
+        if digest_file(path / name) != entry["sha256"]:
+            raise Damaged(f"{path.name}/{name} does not have the checksum of its manifest")
+    return manifest
 
 
 def _seal(folder: Path, about: dict[str, Any]) -> None:

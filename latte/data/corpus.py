@@ -152,7 +152,7 @@ def _build(
     pairs = _split(source, valid, recipe)
     counts = _count(pairs)
     notes = []
-    if valid is None and recipe.split == "document" and sum(counts.values()) and not all(counts.values()):
+    if valid is None and recipe.split == "document" and any(counts.values()) and not all(counts.values()):
         total = sum(counts.values())
         few = "is one document" if total == 1 else f"has {total} documents, too few to divide them"
         notes.append(f"{recipe.source} {few}: the last {recipe.valid_fraction:.3g} of the text is for validation")

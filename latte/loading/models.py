@@ -21,70 +21,67 @@ from transformers.utils import logging as transformers_logging
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
 from latte.files import may_be_on_hub
-from latte.loading.layout import MODEL
+from latte.loading.weights import FOLDER, Say, Weights, find_weights, require_whole, to_stderr
 from latte.models import LatteForSequenceClassification
 
-FOLDER = "the folder of a finished run, or one with config.json"
 
-
-def load(name: str, tokenizer_name: str | None = None) -> tuple[Any, PreTrainedTokenizerBase]:
+def load(name: str, tokenizer_name: str | None = None, say: Say = to_stderr) -> tuple[Any, PreTrainedTokenizerBase]:
     """A causal language model in eval mode and its tokenizer, by folder or name on the hub.
 
+    Args:
+        say: called with a sentence if a run is not finished and a checkpoint is read.
+
     Raises:
-        UserError: either is missing or unreadable, or the tokenizer has more tokens than the model.
+        UserError: either is missing, damaged or unreadable, or the tokenizer has more tokens than the model.
     """
-    model = load_model(name)
+    weights = model_weights(name, say) if Path(name).is_dir() else None
+    model = load_model(name) if weights is None else _language_model(weights.folder, name)
     if tokenizer_name is not None:
         tokenizer = load_tokenizer(tokenizer_name)
     else:
-        source = model_folder(name) if Path(name).is_dir() else name
+        source = name if weights is None else weights.tokenizer
         tokenizer = load_tokenizer(str(source), source=source)
     check_fits(tokenizer, model.config.vocab_size, name)
     return model, tokenizer
 
 
-def load_folder(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_folder(name: str | Path, say: Say = to_stderr) -> tuple[Any, PreTrainedTokenizerBase]:
     """A model of this project, language model or classifier, in float32 and eval mode, and its tokenizer.
 
     Raises:
         UserError: as :func:`load`; there is no folder of that name.
     """
-    folder = model_folder(name)
+    weights = model_weights(name, say)
+    folder = weights.folder
     model = _read_checked(folder, LatteForSequenceClassification if _classifies(folder) else None, torch.float32)
-    tokenizer = load_tokenizer(str(folder), source=folder)
+    tokenizer = load_tokenizer(str(weights.tokenizer), source=weights.tokenizer)
     check_fits(tokenizer, model.config.vocab_size, str(folder))
     return model, tokenizer
 
 
-def load_model(name: str | Path) -> Any:
+def load_model(name: str | Path, say: Say = to_stderr) -> Any:
     """A causal language model in eval mode: float32 without a GPU, since bfloat16 is far slower on most CPUs.
 
     Raises:
         UserError: there is none, or its files are damaged or incomplete.
     """
     if Path(name).is_dir():
-        folder = model_folder(name)
-        if _classifies(folder):
-            raise UserError(f"{name} is a classifier, expected a causal language model")
-        return _read_checked(folder)
+        return _language_model(model_weights(name, say).folder, name)
     if not may_be_on_hub(str(name)):
         found = f"{name} is a file" if Path(name).is_file() else f"there is no folder {name}"
         raise UserError(f"{found}: expected a run's, a model's, or a name on the hub")
     return read_model(str(name))
 
 
-def model_folder(name: str | Path) -> Path:
-    """The folder of the final model in a run's folder, or else the folder itself.
+def model_weights(name: str | Path, say: Say = to_stderr) -> Weights:
+    """Where a run's or a model's folder keeps its weights, as :func:`find_weights`.
 
     Raises:
         UserError: there is no model with weights in it.
     """
-    path = Path(name)
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}: expected {FOLDER}")
-    path = path / MODEL if (path / MODEL / "config.json").is_file() else path
-    weight_files(path, FOLDER)
-    return path
+    weights = find_weights(name, say)
+    weight_files(weights.folder, FOLDER)
+    return weights
 
 
 def weight_files(folder: Path, expected: str) -> list[Path]:
@@ -171,8 +168,15 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _language_model(folder: Path, name: str | Path) -> Any:
+    if _classifies(folder):
+        raise UserError(f"{name} is a classifier, expected a causal language model")
+    return _read_checked(folder)
+
+
 def _read_checked(folder: Path, kind: Any = None, dtype: torch.dtype | None = None) -> Any:
     check_weights(weight_files(folder, FOLDER))
+    require_whole(folder)
     return read_model(folder, kind=kind, dtype=dtype)
 
 

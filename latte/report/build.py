@@ -15,7 +15,7 @@ from latte import __version__, doctor
 from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
-from latte.loading import load_folder, model_folder
+from latte.loading import load_folder, model_weights
 from latte.recipe import DataRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
@@ -62,7 +62,9 @@ def build_report(
     sample_tokens: int = 160,
     say: Callable[[str], None] = lambda message: None,
 ) -> Report:
-    """Read a run's folder or a folder of runs; inspect each finished model, sample from it, and measure its cost.
+    """Read a run's folder or a folder of runs; inspect each model, sample from it, and measure its cost.
+
+    Of a run that is not finished, the newest whole checkpoint is used, and the page says so.
 
     Args:
         text: the text to inspect models on; the default is the beginning of a validation document.
@@ -78,15 +80,12 @@ def build_report(
     if len(runs) == 1:
         runs[0].name = runs[0].variant
     report = Report(runs)
-    finished = [run for run in runs if _has_model(run)]
-    for run in runs:
-        if run not in finished:
-            report.notes.append(f"{run.name} has no final model yet: there are no samples and nothing to look inside.")
+    trained = [run for run in runs if _has_model(run, report.notes)]
     length = None
-    for run in finished:
+    for run in trained:
         say(f"looking inside {run.name}")
-        model, tokenizer = load_folder(run.folder)
-        length = length or _inspected_tokens(len(finished), model.config)
+        model, tokenizer = load_folder(run.folder, say)
+        length = length or _inspected_tokens(len(trained), model.config)
         run.row["parameters"] = run.row["parameters"] or sum(weight.numel() for weight in model.parameters())
         ids, note = _ids(run, tokenizer, text)
         if note and note not in report.notes:
@@ -216,11 +215,18 @@ def _use(layer: Any) -> dict[str, Any]:
     }
 
 
-def _has_model(run: RunView) -> bool:
+def _has_model(run: RunView, notes: list[str]) -> bool:
+    """Whether a run has a final model or a checkpoint; what is not final is noted."""
     try:
-        model_folder(run.folder)
-    except UserError:
+        step = model_weights(run.folder, lambda message: None).step
+    except UserError as error:
+        notes.append(f"There are no samples of {run.name} and nothing to look inside: {error}.")
         return False
+    if step is not None:
+        steps = run.setting("train", "steps")
+        notes.append(
+            f"{run.name} is not finished: this is its checkpoint at step {step}{f' of {steps}' * bool(steps)}."
+        )
     return True
 
 

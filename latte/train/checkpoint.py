@@ -23,40 +23,34 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from latte.errors import UserError
-from latte.files import Damaged, remove, remove_scratch, verify_folder, whole_folder
+from latte.files import remove, remove_scratch, whole_folder
 from latte.loading.layout import CHECKPOINTS
+from latte.loading.weights import CHECKPOINT_KIND, whole_checkpoint
+from latte.loading.weights import checkpoint_path as path_of
+from latte.loading.weights import checkpoint_steps as all_steps
 
-KIND = "latte-checkpoint-1"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 SEPARATOR = "|"  # between a parameter's name and the name of its optimiser state
 
 
-def path_of(folder: Path, step: int) -> Path:
-    return folder / CHECKPOINTS / f"step-{step:06d}"
-
-
-def all_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a run's folder, damaged ones included, oldest first."""
-    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
-    return sorted(int(name) for name in names if name.isdigit())
-
-
 def newest(folder: Path, say: Callable[[str], None]) -> int | None:
-    """The step of the newest checkpoint that matches its checksums; None if there is none.
+    """The step of the newest checkpoint that matches its checksums; None if there is no checkpoint at all.
 
     Only for the process that locked the run's folder: it also removes files that a killed process left unfinished.
+
+    Raises:
+        UserError: all checkpoints are damaged.
     """
     remove_scratch(folder / CHECKPOINTS)
-    for step in reversed(all_steps(folder)):
-        try:
-            manifest = verify_folder(path_of(folder, step))
-            if manifest.get("kind") != KIND or manifest.get("step") != step:
-                raise Damaged(f"{path_of(folder, step).name} is not a checkpoint of that step")
-            return step
-        except Damaged as damage:
-            say(f"checkpoint at step {step} is damaged ({damage}): going back to the one before it")
-    return None
+    step = whole_checkpoint(folder, say)
+    steps = all_steps(folder)
+    if step is None and steps:
+        raise UserError(
+            f"no checkpoint of {folder} is whole ({len(steps)} damaged, the newest at step {steps[-1]}): remove "
+            f"{folder / CHECKPOINTS} to start again from step 0, or bring back a copy of it"
+        )
+    return step
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -108,7 +102,7 @@ def save(
         UserError: it could not be written; earlier checkpoints are unchanged.
     """
     try:
-        with whole_folder(path_of(folder, step), kind=KIND, step=step) as scratch:
+        with whole_folder(path_of(folder, step), kind=CHECKPOINT_KIND, step=step) as scratch:
             write_model(scratch, model, weights)
             safetensors.torch.save_file(optimizer[0], scratch / OPTIMIZER)
             (scratch / "optimizer.json").write_text(json.dumps(optimizer[1]), encoding="utf-8")

@@ -107,7 +107,7 @@ def fit(
         console.print(f"{folder} is finished already: nothing to do")
         return Result(**json.loads((folder / RESULT).read_text()))
     first = args.process_index == 0
-    step = _shared(checkpoint.newest(folder, console.print) if first else None, args)
+    step = _from_first(args, lambda: checkpoint.newest(folder, console.print))
     trainer: LatteTrainer
     metrics = Metrics(folder, tokens_per_step, lambda: trainer.progress)
     shows: list[Metrics | Display] = [metrics, Display(metrics, console, folder.name)] if first else []
@@ -226,18 +226,11 @@ def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: 
     Raises:
         UserError: the folder belongs to another recipe or other data, or is in use, or is not a run's.
     """
-    failure = lock = None
-    if args.process_index == 0:
-        try:
-            lock = _claim(folder, recipe, data_digest)
-        except UserError as error:
-            failure = error
-    if _shared(int(failure is not None), args):
-        raise failure or UserError("the first process could not use the run folder")
+    lock = _from_first(args, lambda: _claim(folder, recipe, data_digest))
     try:
         yield
     finally:
-        if lock is not None:
+        if lock is not None and args.process_index == 0:
             os.close(lock)
 
 
@@ -314,6 +307,19 @@ def is_finished(folder: Path) -> bool:
     except Damaged:
         return False
     return (folder / RESULT).is_file()
+
+
+def _from_first(args: TrainingArguments, find: Callable[[], int | None]) -> int | None:
+    """What ``find`` returns on the first process, on every process; its UserError is raised on every process too."""
+    value = failure = None
+    if args.process_index == 0:
+        try:
+            value = find()
+        except UserError as error:
+            failure = error
+    if _shared(int(failure is not None), args):
+        raise failure or UserError("the first process could not use the run folder")
+    return _shared(value, args)
 
 
 def _shared(value: int | None, args: TrainingArguments) -> int | None:

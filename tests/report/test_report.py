@@ -133,7 +133,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
     data = page_data(render_report(report))
     assert data["runs"][0]["train"]
     assert "inspection" not in data["runs"][0]
-    assert "no final model yet" in data["notes"][0]
+    assert "nothing to look inside" in data["notes"][0]
 
 
 def test_runs_without_latents_or_text_still_make_a_page(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from latte.recipe import DataRecipe, ModelRecipe, Recipe, TrainRecipe
+from latte.train import run, train
+from tests.train.support import StopAt
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +37,28 @@ def make_recipe(corpus):
 @pytest.fixture
 def recipe(make_recipe, tmp_path):
     return lambda out="run", *args, **settings: make_recipe(tmp_path / out, *args, **settings)
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Runs a recipe with something happening after a step."""
+
+    def go(recipe, step, action):
+        with monkeypatch.context() as patch:
+            original = run.LatteTrainer.__init__
+
+            def init(self, *args, callbacks=None, **kwargs):
+                original(self, *args, callbacks=[*(callbacks or []), StopAt(step, action)], **kwargs)
+
+            patch.setattr(run.LatteTrainer, "__init__", init)
+            return train(recipe)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def whole(make_recipe, tmp_path_factory):
+    """The default recipe, uninterrupted."""
+    settings = make_recipe(tmp_path_factory.mktemp("whole") / "run")
+    train(settings)
+    return settings

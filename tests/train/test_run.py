@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import latte.files
 from latte.errors import Stopped, UserError
@@ -24,55 +24,7 @@ from latte.loading.layout import read_metrics
 from latte.recipe import Recipe, TrainRecipe, from_yaml
 from latte.train import checkpoint, run, train
 from latte.train.trainer import learning_rate_factor, split_by_learning_rate
-
-
-def weights(out):
-    return (Path(out) / "model" / "model.safetensors").read_bytes()
-
-
-def timeless(out):
-    """Metrics without what depends on the clock."""
-    return [{k: v for k, v in line.items() if "second" not in k} for line in read_metrics(Path(out))]
-
-
-class StopAt(TrainerCallback):
-    """Raises or signals at the end of a step, as something outside would."""
-
-    def __init__(self, step, action):
-        self.step, self.action = step, action
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            self.action()
-
-
-@pytest.fixture
-def interrupted(monkeypatch):
-    """Runs a recipe with something happening after a step."""
-
-    def go(recipe, step, action):
-        with monkeypatch.context() as patch:
-            original = run.LatteTrainer.__init__
-
-            def init(self, *args, callbacks=None, **kwargs):
-                original(self, *args, callbacks=[*(callbacks or []), StopAt(step, action)], **kwargs)
-
-            patch.setattr(run.LatteTrainer, "__init__", init)
-            return train(recipe)
-
-    return go
-
-
-@pytest.fixture(scope="module")
-def whole(make_recipe, tmp_path_factory):
-    """The default recipe, uninterrupted."""
-    settings = make_recipe(tmp_path_factory.mktemp("whole") / "run")
-    train(settings)
-    return settings
-
-
-def kill():
-    raise RuntimeError("pulled the plug")
+from tests.train.support import kill, timeless, weights
 
 
 def test_a_run_learns_and_leaves_what_it_says(recipe):
@@ -159,38 +111,6 @@ def test_a_signal_breaks_off_a_validation_and_the_next_run_does_it(recipe, whole
     train(stopped)
     assert weights(stopped.out) == weights(whole.out)
     assert timeless(stopped.out) == timeless(whole.out)
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(recipe, interrupted, capfd, damage, whole):
-    broken = recipe("broken")
-    with pytest.raises(RuntimeError):
-        interrupted(broken, 10, kill)
-    path = checkpoint.path_of(Path(broken.out), 8)
-    victim = path / ("manifest.json" if damage == "manifest" else "optimizer.safetensors")
-    contents = bytearray(victim.read_bytes())
-    contents[len(contents) // 2] ^= 4
-    if damage == "remove":
-        victim.unlink()
-    else:
-        victim.write_bytes(contents[: len(contents) // 3] if damage == "truncate" else contents)
-    capfd.readouterr()
-    train(broken)
-    said = capfd.readouterr().err
-    assert "checkpoint at step 8 is damaged" in said
-    assert "going on from step 4 of 12" in said
-    assert weights(broken.out) == weights(whole.out)
-    assert timeless(broken.out) == timeless(whole.out)
-    verify_folder(path)
-
-
-def test_when_every_checkpoint_is_damaged_it_starts_again(recipe, interrupted, whole):
-    broken = recipe("broken", keep_checkpoints=1)
-    with pytest.raises(RuntimeError):
-        interrupted(broken, 10, kill)
-    (checkpoint.path_of(Path(broken.out), 8) / "model.safetensors").write_bytes(b"")
-    train(broken)
-    assert weights(broken.out) == weights(whole.out)
 
 
 def test_killed_between_the_last_checkpoint_and_the_final_model(recipe):
