@@ -10,12 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.errors import UserError
+from latte.cli.texts import open_text, reading_bar, show
 from latte.recipe import GenerateRecipe
 
 NEEDS = "latte.eval.run"
@@ -32,23 +29,22 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 def run(recipe: GenerateRecipe) -> Outcome:
     """Read, perhaps save, and write to standard output."""
     from latte.eval.generate import Reader, stream_text, text_blocks
-    from latte.loading import load
+    from latte.loading import load_any
 
     with _prompt(recipe) as (file, size):
-        model, tokenizer = load(recipe.model)
+        model, tokenizer = load_any(recipe.model)
         reader = Reader(model, tokenizer, recipe.chunk)
         if recipe.load_state is not None:
             reader.load(Path(recipe.load_state))
         if file is not None or recipe.load_state is None:
-            with _bar(size) as on_bytes:
+            with reading_bar(size) as on_bytes:
                 reader.read_blocks(text_blocks(file or io.BytesIO(), on_bytes))
     if recipe.save_state is not None:
         reader.save(Path(recipe.save_state))
     read, pieces = reader.count, []
     for piece in stream_text(reader, recipe):
         pieces.append(piece)
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        show(piece)
     sys.stdout.write("\n" if recipe.max_new_tokens else "")
     return Outcome({"text": "".join(pieces), "read_tokens": read, "new_tokens": reader.count - read})
 
@@ -59,25 +55,8 @@ def _prompt(recipe: GenerateRecipe) -> Iterator[tuple[IO[bytes] | None, int | No
     if recipe.prompt is not None:
         raw = recipe.prompt.encode("utf-8", "surrogateescape")
         yield io.BytesIO(raw), len(raw)
-    elif recipe.prompt_file == "-":
-        yield sys.stdin.buffer, None
     elif recipe.prompt_file is not None:
-        path = Path(recipe.prompt_file)
-        if not path.is_file():
-            raise UserError(f"there is no file {path}")
-        with path.open("rb") as file:
-            yield file, path.stat().st_size
+        with open_text(recipe.prompt_file) as opened:
+            yield opened
     else:
         yield None, None
-
-
-@contextmanager
-def _bar(size: int | None) -> Iterator:
-    console = Console(file=sys.stderr)
-    if not console.is_terminal or (size is not None and size < 1 << 16):
-        yield lambda count: None
-        return
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=size)
-        yield lambda count: progress.advance(task, count)

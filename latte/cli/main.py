@@ -21,6 +21,8 @@ COMMANDS = {
     "compare": "Train several variants on the same budget and put them side by side.",
     "extend": "Give a pretrained model long contexts at linear cost.",
     "generate": "Continue a prompt of any length in constant memory.",
+    "chat": "Talk to a model; its state is kept between messages.",
+    "read": "Read a document once and save the state, for latte chat.",
     "report": "Write a page about a run or a comparison: curves, tables, samples, heat maps.",
     "inspect": "Write a page that shows what a model attends to on a text.",
     "bench": "Time ops, layers, models and decoding beside peers, in one run.",

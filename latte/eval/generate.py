@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,25 @@ from transformers import (
 
 from latte.data.tokenizer import cut_point
 from latte.errors import UserError
-from latte.files import Damaged, verify_folder, whole_folder
+from latte.eval.caches import load_cache, save_cache, snapshot
+from latte.files import MANIFEST, Damaged, verify_folder, whole_folder
 from latte.models import LatteCache
-from latte.recipe import GenerateRecipe
+from latte.recipe import WriteRecipe
 
 KIND = "latte-reading-1"
 BLOCK = 1 << 16  # bytes of a prompt read at once
 REMEMBERED = 1024  # written tokens that the repetition penalty applies to
+
+#: Why a text ends: by its end token, a stop string, its greatest length, or because it was asked to.
+Ended = Literal["end", "stop", "length", "stopped"]
+
+
+class Mark(NamedTuple):
+    """A moment of a reader to come back to."""
+
+    cache: Any
+    waiting: int | None
+    read: int
 
 
 class Reader:
@@ -44,6 +56,7 @@ class Reader:
         self.cache: Any = None
         self.waiting: int | None = None
         self.count = 0  # tokens read, the waiting one included
+        self.written: list[int] = []  # by the last write
 
     def read_ids(self, ids: list[int]) -> None:
         """Read tokens."""
@@ -55,8 +68,12 @@ class Reader:
         for start in range(0, len(pending), self.chunk):
             self._forward(pending[start : start + self.chunk])
 
-    def read_blocks(self, blocks: Iterator[str]) -> None:
-        """Read bos and then text in blocks, which are joined and cut where no token crosses the cut."""
+    def read_blocks(self, blocks: Iterator[str], literal: bool = False) -> None:
+        """Read text in blocks, which are joined and cut where no token crosses the cut; a first text begins with bos.
+
+        Args:
+            literal: the names of special tokens in the text are text.
+        """
         if self.count == 0:
             first = self.tokenizer.bos_token_id
             self.read_ids([] if first is None else [first])
@@ -66,12 +83,15 @@ class Reader:
             cut = cut_point(pending, 0, len(pending)) if len(pending) > 1 else len(pending)
             if cut == len(pending) and len(pending) < 16 * BLOCK:
                 continue  # no place to cut yet: wait for more
-            self._read_text(pending[:cut])
+            self.read_text(pending[:cut], literal)
             pending = pending[cut:]
-        self._read_text(pending)
+        self.read_text(pending, literal)
 
-    def write(self, recipe: GenerateRecipe) -> Iterator[int]:
-        """Sample tokens one at a time; each is read before the next is sampled.
+    def write(self, recipe: WriteRecipe, ends: Collection[int] = ()) -> Generator[int, None, Ended]:
+        """Sample tokens one at a time; each is read before the next is sampled. Returns why it ended.
+
+        Args:
+            ends: tokens that end the text, besides the model's own.
 
         Raises:
             UserError: nothing was read yet, and the model has no token to start with.
@@ -79,11 +99,11 @@ class Reader:
         if self.waiting is None:
             raise UserError("there is nothing to continue: give a prompt, a prompt file or a saved state")
         chance = torch.Generator(device=self.model.device).manual_seed(recipe.seed)
-        warpers, written = _warpers(recipe), list[int]()
-        ends = _ends(self.model, self.tokenizer) if recipe.stop_at_end else set()
+        warpers, self.written = _warpers(recipe), []
+        ends = {*ends, *self.ends()} if recipe.stop_at_end else set()
         for _ in range(recipe.max_new_tokens):
             logits = self._forward([self.waiting]).float()
-            context = torch.tensor([written[-REMEMBERED:]], dtype=torch.long, device=logits.device)
+            context = torch.tensor([self.written[-REMEMBERED:]], dtype=torch.long, device=logits.device)
             scores: Tensor = warpers(context, logits)  # type: ignore[arg-type]
             if recipe.temperature == 0:
                 token = int(scores.argmax())
@@ -92,30 +112,53 @@ class Reader:
             self.waiting = token
             self.count += 1
             if token in ends:
-                return
-            written.append(token)
+                return "end"
+            self.written.append(token)
             yield token
+        return "length"
 
-    def save(self, folder: Path) -> None:
+    def ends(self) -> set[int]:
+        """The tokens that end a text, as the model's and the tokenizer's settings say."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        listed = configured if isinstance(configured, list) else [configured, self.tokenizer.eos_token_id]
+        return {token for token in listed if token is not None}
+
+    def mark(self) -> Mark:
+        """This moment; :meth:`rollback` comes back to it, as often as needed."""
+        return Mark(snapshot(self.cache), self.waiting, self.count)
+
+    def rollback(self, mark: Mark) -> None:
+        self.cache, self.waiting, self.count = snapshot(mark.cache), mark.waiting, mark.read
+
+    @property
+    def grows(self) -> bool:
+        """Whether what is kept of a text grows with every token."""
+        return self.cache is not None and not isinstance(self.cache, LatteCache)
+
+    def drop_waiting(self) -> None:
+        """Forget the last token, which no state has read yet."""
+        if self.waiting is not None:
+            self.waiting, self.count = None, self.count - 1
+
+    def save(self, folder: Path, **more: Any) -> None:
         """Write the state and the waiting token to a folder, atomically.
 
+        Args:
+            more: JSON values to record beside them.
+
         Raises:
-            UserError: nothing was read yet, the model keeps no state of one size, or the disk is full.
+            UserError: nothing was read yet, the model's cache has no file format, or the disk is full.
         """
-        if not isinstance(self.cache, LatteCache):
-            what = "nothing was read yet" if self.cache is None else f"a {type(self.cache).__name__} can't be saved"
-            raise UserError(f"the state can't be saved: {what}")
-        if folder.exists() and not (folder / "manifest.json").is_file():
-            raise UserError(f"{folder} exists and is not a saved state: give another name")
+        check_free(folder)
         about = {"kind": KIND, "model": fingerprint(self.model), "waiting": self.waiting, "count": self.count}
         try:
-            with whole_folder(folder, **about) as scratch:
-                self.cache.save(scratch / "state.safetensors")
+            with whole_folder(folder, **about, **more) as scratch:
+                save_cache(self.cache, scratch / "state.safetensors")
         except OSError as error:
             raise UserError(f"the state could not be written to {folder}: {error.strerror}") from error
 
-    def load(self, folder: Path) -> None:
-        """Continue from a saved state.
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from a saved state; returns what was recorded beside it.
 
         Raises:
             UserError: there is none, it is damaged, or it is of another model.
@@ -130,12 +173,19 @@ class Reader:
             raise UserError(f"{folder} is not a saved state")
         if about["model"] != fingerprint(self.model):
             raise UserError(f"the state in {folder} was saved by another model")
-        self.cache = LatteCache.load(folder / "state.safetensors", self.model.device)
+        self.cache = load_cache(folder / "state.safetensors", self.model)
         self.waiting, self.count = about["waiting"], about["count"]
+        return about
 
-    def _read_text(self, text: str) -> None:
-        if text:
-            self.read_ids(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    def read_text(self, text: str, literal: bool = False) -> None:
+        """Read text that is tokenized by itself."""
+        self.read_ids(self.encode(text, literal))
+
+    def encode(self, text: str, literal: bool = False) -> list[int]:
+        """The tokens of a text; ``literal`` takes the names of special tokens in it for text."""
+        if not text:
+            return []
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=literal, verbose=False)["input_ids"]
 
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
@@ -146,19 +196,63 @@ class Reader:
         return output.logits[:, -1]
 
 
-def stream_text(reader: Reader, recipe: GenerateRecipe) -> Iterator[str]:
-    """The continuation as text, in pieces of complete characters."""
+def stream_text(
+    reader: Reader,
+    recipe: WriteRecipe,
+    ends: Collection[int] = (),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Generator[str, None, Ended]:
+    """The continuation as text, in pieces of complete characters and without stop strings; returns why it ended.
+
+    Args:
+        ends: tokens that end the text, besides the model's own.
+        stopped: asked after each token whether to end there.
+    """
     tokenizer = reader.tokenizer
     done: list[int] = []
-    shown = ""
-    for token in reader.write(recipe):
-        done.append(token)
+    shown = held = ""
+    tokens = reader.write(recipe, ends)
+    ended: Ended | None = None
+    while ended is None:
+        try:
+            done.append(next(tokens))
+        except StopIteration as finished:
+            ended = finished.value
+        if stopped():
+            ended = ended or "stopped"
         text = str(tokenizer.decode(done, skip_special_tokens=True))
-        if text.endswith("\ufffd"):
-            continue  # an incomplete character: its other bytes follow
-        yield text[len(shown) :]
+        if text.endswith("\ufffd"):  # an incomplete character
+            if ended is None:
+                continue  # its other bytes follow
+            text = text.rstrip("\ufffd")
+        held += text[len(shown) :]
         # Start again at line ends, so that the list to decode stays short.
         done, shown = ([], "") if len(done) > 64 and text.endswith("\n") else (done, text)
+        found = [at for at in (held.find(stop) for stop in recipe.stop) if at >= 0]
+        ready = min(found) if found else len(held) - (0 if ended else _unsure(held, recipe.stop))
+        if ready:
+            yield held[:ready]
+        held = held[ready:]
+        if found:
+            return "stop"
+    return ended
+
+
+def _unsure(text: str, stops: list[str]) -> int:
+    """The length of the longest end of a text that may become a stop string."""
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    lengths = range(min(longest, len(text)), 0, -1)
+    return next((n for n in lengths if any(stop.startswith(text[len(text) - n :]) for stop in stops)), 0)
+
+
+def check_free(folder: Path) -> None:
+    """Look whether a state may be saved there.
+
+    Raises:
+        UserError: there is something else than a saved state.
+    """
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} exists and is not a saved state: give another name")
 
 
 def text_blocks(file: IO[bytes], on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[str]:
@@ -179,7 +273,7 @@ def fingerprint(model: Any) -> str:
     return total.hexdigest()
 
 
-def _warpers(recipe: GenerateRecipe) -> LogitsProcessorList:
+def _warpers(recipe: WriteRecipe) -> LogitsProcessorList:
     chosen: list[Any] = []
     if recipe.repetition_penalty != 1:
         chosen.append(RepetitionPenaltyLogitsProcessor(recipe.repetition_penalty))
@@ -192,9 +286,3 @@ def _warpers(recipe: GenerateRecipe) -> LogitsProcessorList:
         if recipe.min_p > 0:
             chosen.append(MinPLogitsWarper(recipe.min_p))
     return LogitsProcessorList(chosen)
-
-
-def _ends(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    listed = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    return {token for token in listed if token is not None}

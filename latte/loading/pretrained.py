@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
 from latte.files import Damaged, digest_file, digest_json, may_be_on_hub, verify_folder, whole_folder
-from latte.loading.models import check_weights, quiet, read_model, weight_files
+from latte.loading.models import check_weights, load, quiet, read_model, weight_files
+from latte.loading.weights import Say, to_stderr
 from latte.recipe import DataRecipe
 
 SMOLLM2 = "smollm2-135m"
@@ -34,8 +34,6 @@ EXPECTED = f"a Hugging Face folder, a .gguf file, a name on the hub, or {SMOLLM2
 # Pre-tokenizers of GGUF that split digits. transformers reads them as GPT-2's, which gives other ids than the model was
 # trained on wherever a digit follows white space.
 ALONE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,18 @@ def load_original(name: str, say: Say = lambda message: None) -> Original:
     if path.is_dir():
         return _from_folder(path, path.resolve().name)
     return _from_folder(_fetch(name, say), name.split("/")[-1])
+
+
+def load_any(name: str, say: Say = to_stderr) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A causal language model in eval mode and its tokenizer: what :func:`load` or :func:`load_original` reads.
+
+    Raises:
+        UserError: as those.
+    """
+    if not Path(name).is_dir() and (name == SMOLLM2 or Path(name).suffix.lower() == ".gguf"):
+        original = load_original(name, say)
+        return original.model.eval(), original.tokenizer
+    return load(name, say=say)
 
 
 def _from_folder(folder: Path, name: str) -> Original:

@@ -3,13 +3,14 @@
 from latte.recipe.compare import CompareRecipe
 from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe
 from latte.recipe.files import flatten, from_yaml, require_same, to_yaml
-from latte.recipe.read import EvalRecipe, GenerateRecipe
+from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
 from latte.recipe.show import BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
 from latte.recipe.train import DataRecipe, ModelRecipe, Recipe, TrainRecipe
 
 __all__ = [
     "STAGES",
     "BenchRecipe",
+    "ChatRecipe",
     "CompareRecipe",
     "DataRecipe",
     "DistilRecipe",
@@ -20,10 +21,12 @@ __all__ = [
     "InspectRecipe",
     "JudgeRecipe",
     "ModelRecipe",
+    "ReadRecipe",
     "Recipe",
     "ReportRecipe",
     "StageRecipe",
     "TrainRecipe",
+    "WriteRecipe",
     "flatten",
     "from_yaml",
     "require_same",

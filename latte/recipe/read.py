@@ -43,19 +43,11 @@ class EvalRecipe:
 
 
 @dataclass
-class GenerateRecipe:
-    """A prompt, and how to continue it."""
+class WriteRecipe:
+    """A model, and how tokens are sampled from it."""
 
     model: str = "runs/latest"
-    """A run's folder, a model's folder, or a name on the hub."""
-    prompt: str | None = None
-    """Text to continue."""
-    prompt_file: str | None = None
-    """A file to continue, of any length; - is standard input."""
-    load_state: str | None = None
-    """Continue from a state written by --save_state; a prompt is read after it."""
-    save_state: str | None = None
-    """Save the state after the prompt, before anything is generated, to a folder of this name."""
+    """A run's folder, a model's folder, a GGUF file, smollm2-135m, or a name on the hub."""
     max_new_tokens: int = 200
     """Maximum number of tokens to generate; 0 only reads the prompt."""
     temperature: float = 0.8
@@ -70,6 +62,8 @@ class GenerateRecipe:
     """Above 1 makes tokens that were already generated less probable."""
     seed: int = 0
     """Seed of the sampling."""
+    stop: list[str] = field(default_factory=list)
+    """Strings at which the text ends; they are not part of it."""
     stop_at_end: bool = True
     """Stop at the end-of-text token."""
     chunk: int = 512
@@ -78,16 +72,76 @@ class GenerateRecipe:
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[int, int | None]]
         bounds = {"max_new_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "chunk": (1, None)}
-        bounds |= {"top_p": (0, 1), "min_p": (0, 1)}
+        bounds |= {"top_p": (0, 1), "min_p": (0, 1), "seed": (0, None)}
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
-            if value < least or (most is not None and value > most):
+            if not (value >= least and (most is None or value <= most)):
                 raise UserError(
                     f"{name} is {value}, expected at least {least}" + (f" and at most {most}" if most else "")
                 )
         if self.top_p == 0:
             raise UserError("top_p is 0, expected more than 0 and at most 1")
-        if self.repetition_penalty <= 0:
+        if not self.repetition_penalty > 0:
             raise UserError(f"repetition_penalty is {self.repetition_penalty}, expected more than 0")
+        if "" in self.stop:
+            raise UserError("stop has an empty string, expected strings of at least one character")
+
+
+@dataclass
+class GenerateRecipe(WriteRecipe):
+    """A prompt, and how to continue it."""
+
+    prompt: str | None = None
+    """Text to continue."""
+    prompt_file: str | None = None
+    """A file to continue, of any length; - is standard input."""
+    load_state: str | None = None
+    """Continue from a state written by --save_state; a prompt is read after it."""
+    save_state: str | None = None
+    """Save the state after the prompt, before anything is generated, to a folder of this name."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.prompt is not None and self.prompt_file is not None:
             raise UserError("both prompt and prompt_file were given, expected one of them")
+
+
+@dataclass
+class ChatRecipe(WriteRecipe):
+    """A conversation, and how its answers are sampled."""
+
+    max_new_tokens: int = 512
+    """Maximum number of tokens of an answer."""
+    system: str | None = None
+    """The system prompt: instructions that the model reads before the first message."""
+    state: str | None = None
+    """Start from a state written by latte read or by /save: its text is not read again."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens is {self.max_new_tokens}, expected at least 1")
+
+
+@dataclass
+class ReadRecipe:
+    """A document to read once, so that latte chat can answer questions about it at any time."""
+
+    model: str = "runs/latest"
+    """A run's folder, a model's folder, a GGUF file, smollm2-135m, or a name on the hub."""
+    file: str = ""
+    """The document, of any length; - is standard input."""
+    out: str = "state"
+    """Folder for the state."""
+    system: str | None = None
+    """The system prompt: instructions that the model reads before the document."""
+    chunk: int = 512
+    """Tokens read at once."""
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise UserError(f"chunk is {self.chunk}, expected at least 1")
+        if not self.file:
+            raise UserError("there is nothing to read: give --file, a text file, or - for standard input")
+        if not self.out:
+            raise UserError("out is empty, expected the name of a folder for the state")
