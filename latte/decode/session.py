@@ -22,6 +22,9 @@ from latte.ops import ConvState, LatteState, ScanState, WindowState, native
 from latte.ops.registry import kernels_serve
 from latte.state import State, require_state
 
+#: Rows times tokens of one call: for more, products that pack the weights first are faster.
+MOST_ROWS = 256
+
 
 class _Layout:
     """Where the kernel finds the states of so many rows of a batch."""
@@ -47,15 +50,15 @@ class _Rings:
         self._states: list[weakref.ref[_Memory]] = []
         self._lock = threading.Lock()
 
-    def join(self, block: _Memory, follows: _Memory | None) -> bool:
-        """Let the state after ``follows`` have its tokens here too; False where that would change another."""
+    def join(self, blocks: Sequence[_Memory], follows: _Memory | None) -> bool:
+        """Let the states after ``follows`` have their tokens here too; False where that would change another."""
         with self._lock:
             alive = [state for state in (ref() for ref in self._states) if state is not None]
             if follows is not None:
                 behind = [follows.tokens - state.tokens for state in alive]
-                if not all(0 <= distance < native.SPARE for distance in behind):
+                if not all(0 <= distance <= native.SPARE - len(blocks) for distance in behind):
                     return False
-            self._states = [weakref.ref(state) for state in (*alive, block)]
+            self._states = [weakref.ref(state) for state in (*alive, *blocks)]
             return True
 
 
@@ -72,17 +75,20 @@ class _Memory:
         memory, rings = rows.layout.pack(states)
         block = cls(rows, memory, count_B, 0)
         block.rings = _Rings(rings)
-        block.rings.join(block, None)
+        block.rings.join([block], None)
         return block
 
-    def next(self) -> _Memory:
-        """Room for the state one token later."""
-        block = _Memory(self.rows, self.rows.layout.make(), self._start_B, self.tokens + 1)
-        block.rings = self.rings
-        if not block.rings.join(block, self):
-            block.rings = _Rings(self.rings.memory.clone())
-            block.rings.join(block, None)
-        return block
+    def next(self, tokens: int) -> tuple[Tensor, list[_Memory]]:
+        """Room for the states after each of so many tokens: in one tensor, and one by one."""
+        memory, rings = self.rows.layout.make(tokens), self.rings
+        read = range(1, tokens + 1)
+        blocks = [_Memory(self.rows, memory[n - 1], self._start_B, self.tokens + n) for n in read]
+        if not rings.join(blocks, self):
+            rings = _Rings(rings.memory.clone())
+            rings.join(blocks, None)
+        for block in blocks:
+            block.rings = rings
+        return memory, blocks
 
     # Tensors made in inference mode could not be used for training afterwards.
     @torch.inference_mode(False)
@@ -118,30 +124,43 @@ class TokenEngine:
         plan = self._plan_for(body, None)
         if plan is None or plan.dtype != x_B1D.dtype or plan.arguments.sizes.width != x_B1D.shape[2]:
             return None
-        return self._step(plan, x_B1D, cache)
+        y_B1D, (state,) = self._read(plan, x_B1D, cache)
+        cache.replace(state, 1)
+        return y_B1D
 
     def logits(self, body: nn.Module, head: nn.Module, ids_B1: Tensor, cache: LatteCache) -> Tensor | None:
         """The same from ids to logits, ``body.embed_tokens`` and ``head`` included."""
-        if ids_B1.dtype != torch.long or not _serves(ids_B1, cache):
+        read = self.logits_of_each(body, head, ids_B1, cache)
+        if read is None:
+            return None
+        logits_B1W, (state,) = read
+        cache.replace(state, 1)
+        return logits_B1W
+
+    def logits_of_each(
+        self, body: nn.Module, head: nn.Module, ids_BT: Tensor, cache: LatteCache
+    ) -> tuple[Tensor, list[ModelState]] | None:
+        """Logits (B, T, words) behind each of a few tokens, and the state after each; the cache stays as it is."""
+        if ids_BT.dtype != torch.long or ids_BT.shape[1] > native.SPARE or not _serves(ids_BT, cache):
             return None
         plan = self._plan_for(body, head)
         if plan is None or plan.arguments.embedding is None:
             return None
-        known = range(plan.arguments.embedding.shape[0])
-        if not all(word in known for (word,) in ids_B1.tolist()):
+        low, high = ids_BT.aminmax()
+        if int(low) < 0 or int(high) >= plan.arguments.embedding.shape[0]:
             return None  # the embedding itself says so best
-        return self._step(plan, ids_B1, cache)
+        return self._read(plan, ids_BT, cache)
 
-    def _step(self, plan: Plan, x: Tensor, cache: LatteCache) -> Tensor:
+    def _read(self, plan: Plan, x: Tensor, cache: LatteCache) -> tuple[Tensor, list[ModelState]]:
         assert cache.state is not None
         block = cache.state.holder
         # What the kernel wrote for this plan needs no check.
         if not isinstance(block, _Memory) or not block.rows.serve(plan, x.shape[0]):
             block = self._block(plan, x.shape[0], cache)
-        after = block.next()
-        y = native.token_step(plan.arguments, x, block.rows.table, block.memory, after.memory, after.rings.memory)
-        cache.replace(ModelState.stored_in(after), 1)
-        return y
+        after, blocks = block.next(x.shape[1])
+        rings = blocks[-1].rings.memory
+        y = native.token_step(plan.arguments, x, block.rows.table, block.memory, after, rings)
+        return y, [ModelState.stored_in(block) for block in blocks]
 
     def _block(self, plan: Plan, batch: int, cache: LatteCache) -> _Memory:
         """The cache's state in a block of memory. The state itself moves there: coming back to it costs nothing."""
@@ -175,7 +194,9 @@ class TokenEngine:
 
 
 def _serves(x: Tensor, cache: LatteCache) -> bool:
-    if cache.state is None or x.shape[0] > native.FEW_ROWS or type(x) is not Tensor or x.device.type != "cpu":
+    if cache.state is None or type(x) is not Tensor or x.device.type != "cpu":
+        return False
+    if not 1 <= x.shape[0] * x.shape[1] <= MOST_ROWS:
         return False
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or globally_hooked():
         return False

@@ -16,7 +16,7 @@ from latte.layers.window import Window
 from latte.mixers.latte import LatteMixer
 
 if TYPE_CHECKING:
-    from latte.models.cache import LatteCache
+    from latte.models.cache import LatteCache, ModelState
 
 
 class Unfit(Exception):  # noqa: N818  (an outcome, not an error)
@@ -87,6 +87,11 @@ class Engine(Protocol):
     def logits(self, body: nn.Module, head: nn.Module, ids_B1: Tensor, cache: LatteCache) -> Tensor | None:
         """The same from ids to logits."""
 
+    def logits_of_each(
+        self, body: nn.Module, head: nn.Module, ids_BT: Tensor, cache: LatteCache
+    ) -> tuple[Tensor, list[ModelState]] | None:
+        """Logits behind each of a few tokens and the state after each, the cache as it was; None as above."""
+
 
 class NoEngine:
     """Serves nothing: modules are called."""
@@ -98,6 +103,11 @@ class NoEngine:
         return None
 
     def logits(self, body: nn.Module, head: nn.Module, ids_B1: Tensor, cache: LatteCache) -> Tensor | None:
+        return None
+
+    def logits_of_each(
+        self, body: nn.Module, head: nn.Module, ids_BT: Tensor, cache: LatteCache
+    ) -> tuple[Tensor, list[ModelState]] | None:
         return None
 
 

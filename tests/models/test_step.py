@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from latte.decode.session import MOST_ROWS
 from latte.models import LatteCache, LatteForCausalLM
 from latte.models.decoder import LatteModel
 from latte.ops import native
@@ -52,6 +53,50 @@ def test_logits_and_states_are_those_of_the_blocks(variant, options, rows, monke
             if "keys_B" in name or "values_B" in name:
                 continue  # slots not in use may hold anything; the logits show the others
             torch.testing.assert_close(tensor, other, atol=100 * tolerance, rtol=tolerance)
+
+
+#: Those of which the kernel also embeds and makes logits: learned positions are added outside of it.
+WHOLE = [(variant, options) for variant, options in MODELS if variant != "latte++"]
+
+
+@pytest.mark.parametrize(("variant", "options"), WHOLE)
+def test_a_row_gives_the_same_bits_whatever_the_batch(variant, options, calls):
+    model, ids = tiny_model(variant, **options), token_ids(7, 9, seed=4)
+    with torch.no_grad():
+        cache = model(token_ids(7, 8)).past_key_values
+        alone = [cache.select(torch.tensor([row])) for row in range(7)]
+        together = decode(model, ids, cache)
+        for row in range(7):
+            assert torch.equal(decode(model, ids[row : row + 1], alone[row]), together[row : row + 1])
+            for (name, tensor), (_, other) in zip(alone[row].state.tensors(), cache.state.tensors(), strict=True):
+                assert torch.equal(tensor[0], other[row]), name
+    assert len(calls) == 8 * 9
+
+
+@pytest.mark.parametrize(("variant", "options"), WHOLE)
+def test_several_tokens_in_one_call_give_the_bits_of_one_by_one(variant, options, calls):
+    """Logits behind each token and the state after each: what a draft guessed is read in one call, and cut anywhere."""
+    for rows, tokens in ((1, 5), (3, native.SPARE)):
+        model, ids = tiny_model(variant, **options), token_ids(rows, tokens, seed=4)
+        with torch.no_grad():
+            cache = model(token_ids(rows, 8)).past_key_values
+            before = cache.fork()
+            calls.clear()
+            logits, states = model._engine.logits_of_each(model.body, model.lm_head, ids, cache)
+            assert len(calls) == 1
+            one_by_one = before.fork()
+            for t in range(tokens):
+                expected = model(ids[:, t : t + 1], past_key_values=one_by_one).logits
+                assert torch.equal(logits[:, t : t + 1], expected)
+                for (name, tensor), (_, other) in zip(states[t].tensors(), one_by_one.state.tensors(), strict=True):
+                    if "keys_B" not in name and "values_B" not in name:  # slots not in use may hold anything
+                        assert torch.equal(tensor, other), (t, name)
+            for (name, tensor), (_, other) in zip(cache.state.tensors(), before.state.tensors(), strict=True):
+                assert torch.equal(tensor, other), f"{name} was changed"
+            # From a state in the middle, the others still alive.
+            middle = LatteCache(states[1], 10)
+            again = decode(model, ids[:, 2:], middle)
+            assert torch.equal(again, logits[:, 2:])
 
 
 def test_left_padded_rows_decode_as_each_alone(calls):
@@ -245,7 +290,8 @@ def test_everything_else_goes_through_the_blocks(monkeypatch, calls):
         model(ids, past_key_values=cache.fork(), attention_mask=torch.zeros(1, 1))
         model(token_ids(1, 2), past_key_values=cache.fork())
         model(ids, past_key_values=LatteCache())
-        model(token_ids(5, 1), past_key_values=cache.select(torch.zeros(5, dtype=torch.long)))
+        many = MOST_ROWS + 1
+        model(token_ids(many, 1), past_key_values=cache.select(torch.zeros(many, dtype=torch.long)))
         with torch.autocast("cpu", torch.bfloat16):
             model(ids, past_key_values=cache.fork())
         model.train()

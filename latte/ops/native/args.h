@@ -211,21 +211,22 @@ struct Layer {
     Parts state;
 };
 
-// One token a row through all layers and the last norm. Heads are V wide, keys too; the MLP is I wide inside.
+// T tokens a row, one behind the other, through all layers and the last norm; most often one. Heads are V wide, keys too; the MLP is I wide inside.
 struct Token {
-    int64_t is_double, threads, B, D, H, G, V, I, layers;
+    int64_t is_double, threads, B, T, D, H, G, V, I, layers;
     double eps;
-    const void* x;  // (B, D), or null: then it is the rows `ids` of the embedding
+    const void* x;  // (T, B, D), or null: then it is the rows `ids` (T, B) of the embedding
     const int64_t* ids;
     const void *embedding, *norm;  // (_, D), (D)
     int64_t words;                 // rows of the head; 0 where there is none
     const void* head;              // (words, D)
-    void* y;                       // (B, words) logits, or (B, D) without a head
+    void* y;                       // (T, B, words) logits, or (T, B, D) without a head
     const Layer* layer;
     const char* before;  // the layers' states, but for the rings
-    char* after;
-    char* rings;    // keys and values of all windows. The token's are written to slots that the state before does not look at
-    int64_t spare;  // such slots of a ring: S - R
+    char* after;         // T blocks of states: those after every token
+    int64_t block;       // bytes of each
+    char* rings;    // keys and values of all windows. The tokens' are written to slots that the state before does not look at
+    int64_t spare;  // such slots of a ring: S - R, at least T where there is a window
 };
 
 }  // namespace latte

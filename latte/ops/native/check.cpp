@@ -342,12 +342,16 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             }
                             layers.push_back(w);
                         }
-                        latte::Token t{d, threads, B, D, H, G, K, I, 2, 1e-6, any(B * D), nullptr, nullptr, any(D), 0, nullptr, p.output(B * D), layers.data(),
-                                       state.before(p), state.after(p), rings.in_place(p), spare};
+                        latte::Token t{d, threads, B, 1, D, H, G, K, I, 2, 1e-6, any(B * D), nullptr, nullptr, any(D), 0, nullptr, p.output(B * D), layers.data(),
+                                       state.before(p), state.after(p), state.bytes, rings.in_place(p), spare};
                         token(&t);
                         const int64_t words = 11;  // and from ids to logits
                         t.x = nullptr, t.ids = p.template random<int64_t>(B, 0, double(words)), t.embedding = t.head = any(words * D);
                         t.words = words, t.y = p.output(B * words), t.after = state.after(p);
+                        token(&t);
+                        t.T = spare;  // and several tokens of each row
+                        t.ids = p.template random<int64_t>(B * spare, 0, double(words)), t.y = p.output(B * spare * words);
+                        t.after = p.raw(size_t(spare * state.bytes));
                         token(&t);
                     });
                     for (int64_t left : {0, 7, 40})

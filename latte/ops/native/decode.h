@@ -210,12 +210,13 @@ class Mixing {
           key_(mem_.take<T>(g.K)),
           seen_(mem_.take<T>(g.V)) {}
 
-    void operator()(int64_t unit) {
+    // The unit's token `later` tokens behind the counts in g.
+    void operator()(int64_t unit, int64_t later = 0) {
         const int64_t b = unit / g_.G, group = unit % g_.G, shared = g_.H / g_.G;
         const bool real = !g_.mask || g_.mask[b], fresh = g_.reset && g_.reset[b];
-        const int64_t count = fresh || !g_.windowed ? 0 : g_.count0[b];
+        const int64_t count = fresh || !g_.windowed ? 0 : g_.count0[b] + later;
         const Row<T> row{g_, b, count, fresh};
-        if (g_.windowed && g_.rope && turned_ != b) turn(b, count);
+        if (g_.windowed && g_.rope && (turned_ != b || turned_at_ != count)) turn(b, count);
         const double *c = g_.rope ? near_ : nullptr, *cf = g_.rope ? far_ : nullptr;
         if (g_.windowed) rotated(key_, (const T*)g_.k + b * g_.kb + group * g_.K, c, near_s_, g_.K);
         for (int64_t h = group * shared; h < (group + 1) * shared; ++h) {
@@ -250,7 +251,7 @@ class Mixing {
             near_[i] = g_.stretch * ::cos(here), near_s_[i] = g_.stretch * ::sin(here);
             if (g_.N) far_[i] = g_.stretch * ::cos(there), far_s_[i] = g_.stretch * ::sin(there);
         }
-        turned_ = b;
+        turned_ = b, turned_at_ = count;
     }
 
     // A pretrained model knows the places it was made for by rounded angles.
@@ -279,7 +280,7 @@ class Mixing {
     Scratch mem_;
     double *near_, *near_s_, *far_, *far_s_;  // cosines and sines of the token's place, and of where sinks are looked at from
     T *p_, *shares_, *scores_, *q_, *sunk_, *key_, *seen_;
-    int64_t turned_ = -1;  // the row that the angles are of
+    int64_t turned_ = -1, turned_at_ = -1;  // the row and place that the angles are of
 };
 
 LATTE_END

@@ -89,7 +89,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 9; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 10; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
 extern "C" __attribute__((visibility("default"))) int latte_openmp() {
 #ifdef _OPENMP

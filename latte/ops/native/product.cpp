@@ -12,8 +12,11 @@ void products_typed(const Products& g) {
 template <class T>
 void rglru_step_typed(const RglruStep& g) {
     const double work = 2.0 * double(g.B * g.H * g.W) * double(g.W);
-    parallel(g.B * g.H, useful_threads(g.threads, work), [&](int64_t begin, int64_t end) {
-        for (int64_t unit = begin; unit < end; ++unit) rglru_unit<T>(g, unit);
+    parallel(g.H, useful_threads(g.threads, work), [&](int64_t begin, int64_t end) {
+        for (int64_t h = begin; h < end; ++h) {
+            RglruHead<T> head(g, h);
+            for (int64_t b = 0; b < g.B; ++b) head(g, b);
+        }
     });
 }
 

@@ -11,19 +11,54 @@
 LATTE_BEGIN
 
 constexpr int kAtOnce = 8;  // rows of weights that meet a row of the batch
+// Rows of the batch that meet them together: as many as leave the sums in registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kTogether = 2;
+#else
+constexpr int kTogether = 1;
+#endif
+template <class T>
+constexpr int kOut = kAtOnce > kWidth<T> ? kAtOnce : kWidth<T>;
+
+// One product is one chain of additions and then the sum of its lanes, in every function below: what a row of the batch gives
+// does not depend, to the last bit, on how many others there are.
 
 // Row after row, because memory is fastest read in one stream: four side by side come at two thirds of its speed.
 template <class T>
 LATTE_INLINE void dots(const T* w, int64_t ld, const T* x, int64_t K, T* out, int64_t rows) {
     constexpr int W = kWidth<T>;
+    Vec<T> sum[kAtOnce] = {};
     for (int64_t r = 0; r < rows; ++r, w += ld) {
-        Vec<T> sum[4] = {};
+        Vec<T> s = {};
         int64_t c = 0;
-        for (; c + 4 * W <= K; c += 4 * W)
-            for (int j = 0; j < 4; ++j) sum[j] = load(w + c + j * W) * load(x + c + j * W) + sum[j];
-        for (; c < K; c += W) sum[0] = load_some(w + c, K - c, T(0)) * load_some(x + c, K - c, T(0)) + sum[0];
-        out[r] = sum_lanes<T>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        for (; c + W <= K; c += W) s = load(w + c) * load(x + c) + s;
+        if (c < K) s = load_some(w + c, K - c, T(0)) * load_some(x + c, K - c, T(0)) + s;
+        sum[r] = s;
     }
+    sum_lanes_of<kAtOnce, T>(sum, out);
+}
+
+// The same with n rows of the batch, xb apart, once the weights are in the cache; `out` holds kOut numbers for each.
+template <int n, class T>
+LATTE_INLINE void dots_together(const T* w, int64_t ld, const T* x, int64_t xb, int64_t K, T* out, int64_t rows) {
+    constexpr int W = kWidth<T>;
+    const T* row[kAtOnce];
+    for (int r = 0; r < kAtOnce; ++r) row[r] = w + min64(r, rows - 1) * ld;
+    Vec<T> sum[n][kAtOnce] = {};
+    int64_t c = 0;
+    for (; c + W <= K; c += W) {
+        Vec<T> in[n];
+        for (int b = 0; b < n; ++b) in[b] = load(x + b * xb + c);
+        for (int r = 0; r < kAtOnce; ++r) {
+            const Vec<T> weights = load(row[r] + c);
+            for (int b = 0; b < n; ++b) sum[b][r] = weights * in[b] + sum[b][r];
+        }
+    }
+    if (c < K)
+        for (int r = 0; r < kAtOnce; ++r)
+            for (int b = 0; b < n; ++b)
+                sum[b][r] = load_some(row[r] + c, K - c, T(0)) * load_some(x + b * xb + c, K - c, T(0)) + sum[b][r];
+    for (int b = 0; b < n; ++b) sum_lanes_of<kAtOnce, T>(sum[b], out + b * kOut<T>);
 }
 
 // The rows of all matrices of a call, cut in pieces of about as many bytes.
@@ -42,63 +77,96 @@ class Rows {
     int64_t pieces() const { return (blocks_ + size_ - 1) / size_; }
 
     void operator()(int64_t piece) const {
-        const bool gated = g_.gated, added = g_.added;
         int64_t i = 0;
         for (int64_t u = piece * size_; u < min64(blocks_, (piece + 1) * size_); ++u) {
             while (u >= first_[i + 1]) ++i;
             const Products::Part& part = g_.part[i];
             const int64_t n = (u - first_[i]) * kAtOnce, rows = min64(kAtOnce, part.rows - n);
-            for (int64_t b = 0; b < g_.B; ++b) {
-                const T* x = (const T*)g_.x + b * g_.xb;
-                T *y = (T*)part.y + b * part.rows + n, products[kAtOnce], gates[kAtOnce], *out = products, *up = gates;
-                dots((const T*)part.w + n * g_.K, g_.K, x, g_.K, out, rows);
-                if (gated) dots((const T*)g_.part[1].w + n * g_.K, g_.K, x, g_.K, up, rows);
-                each_vector<T>(rows, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
-                    Vec<T> product = load_some(out + c, k, T(0));
-                    if (gated) product = product / (1 + vexp(-product)) * load_some(up + c, k, T(0));
-                    store_some(y + c, added ? product + load_some(y + c, k, T(0)) : product, k);
-                });
-            }
+            // The first row of the batch brings the weights from memory, in one stream; the others find them in the cache.
+            some<0>(part, n, rows, 0);
+            int64_t b = 1;
+            for (; b + kTogether <= g_.B; b += kTogether) some<kTogether>(part, n, rows, b);
+            for (; b < g_.B; ++b) some<1>(part, n, rows, b);
         }
     }
 
   private:
+    // Rows n and on of a matrix with row b of the batch (together = 0), or with `together` of them.
+    template <int together>
+    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b) const {
+        constexpr int count = together ? together : 1;
+        const bool gated = g_.gated, added = g_.added;
+        const T* x = (const T*)g_.x + b * g_.xb;
+        T products[count * kOut<T>], gates[count * kOut<T>];
+        multiply<together>((const T*)part.w + n * g_.K, x, products, rows);
+        if (gated) multiply<together>((const T*)g_.part[1].w + n * g_.K, x, gates, rows);
+        for (int j = 0; j < count; ++j) {
+            const T *out = products + j * kOut<T>, *up = gates + j * kOut<T>;
+            T* y = (T*)part.y + (b + j) * part.rows + n;
+            each_vector<T>(rows, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+                Vec<T> product = load_some(out + c, k, T(0));
+                if (gated) product = product / (1 + vexp(-product)) * load_some(up + c, k, T(0));
+                store_some(y + c, added ? product + load_some(y + c, k, T(0)) : product, k);
+            });
+        }
+    }
+    template <int together>
+    LATTE_INLINE void multiply(const T* w, const T* x, T* out, int64_t rows) const {
+        if constexpr (together == 0)
+            dots(w, g_.K, x, g_.K, out, rows);
+        else
+            dots_together<together>(w, g_.K, x, g_.xb, g_.K, out, rows);
+    }
+
     static constexpr int64_t kPiece = 262144;  // bytes: long enough to be read as one stream, some fifteen microseconds
     const Products& g_;
     int64_t first_[kMatrices + 1] = {0}, blocks_, size_;  // blocks of kAtOnce rows before each matrix, in all, and in a piece
 };
 
-// The RG-LRU on one head of one row.
+// The RG-LRU on one head of all rows; its rates are computed once for them.
 template <class T>
-void rglru_unit(const RglruStep& g, int64_t unit) {
-    Scratch mem(3 * room(g.W, sizeof(T)));
-    T *recurrence = mem.take<T>(g.W), *input = mem.take<T>(g.W), *rate = mem.take<T>(g.W), *gate[2] = {recurrence, input};
-    const int64_t D = g.H * g.W, b = unit / g.H, h = unit % g.H;
-    const bool real = !g.mask || g.mask[b], fresh = g.reset && g.reset[b];
-    const int64_t count = fresh ? 0 : g.count0[b];
-    const T *x = (const T*)g.x + b * g.xb + h * g.W, *before = (const T*)g.h0 + b * D + h * g.W;
-    T *after = (T*)g.h1 + b * D + h * g.W, *y = (T*)g.y + b * D + h * g.W;
-    if (h == 0) g.count1[b] = count + (real ? 1 : 0);
-    if (!real) {
-        for (int64_t c = 0; c < g.W; ++c) after[c] = fresh ? T(0) : before[c], y[c] = 0;
-        return;
+class RglruHead {
+  public:
+    RglruHead(const RglruStep& g, int64_t h)
+        : h_(h), mem_(3 * room(g.W, sizeof(T))), recurrence_(mem_.take<T>(g.W)), input_(mem_.take<T>(g.W)), rate_(mem_.take<T>(g.W)) {
+        for (int64_t c = 0; c < g.W; ++c) {
+            const double decay = double(((const T*)g.decay)[h * g.W + c]);
+            rate_[c] = T(g.power * (decay > 20 ? decay : ::log1p(::exp(decay))));
+        }
     }
-    for (int k = 0; k < 2; ++k) {
-        const T* w = (const T*)g.weight + (k * g.H + h) * g.W * g.W;
-        memcpy(gate[k], (const T*)g.bias + (k * g.H + h) * g.W, size_t(g.W) * sizeof(T));
-        for (int64_t i = 0; i < g.W; ++i)
-            for (int64_t c = 0; c < g.W; ++c) gate[k][c] += x[i] * w[i * g.W + c];
+
+    // One token of row b, of the tensors in g: those that the constructor was given, or the same for another token, `later` tokens
+    // behind the counts in g.
+    void operator()(const RglruStep& g, int64_t b, int64_t later = 0) {
+        const int64_t D = g.H * g.W, W = g.W, h = h_;
+        const bool real = !g.mask || g.mask[b], fresh = g.reset && g.reset[b];
+        const int64_t count = fresh ? 0 : g.count0[b] + later;
+        const T *x = (const T*)g.x + b * g.xb + h * W, *before = (const T*)g.h0 + b * D + h * W;
+        T *after = (T*)g.h1 + b * D + h * W, *y = (T*)g.y + b * D + h * W, *gate[2] = {recurrence_, input_};
+        if (h == 0) g.count1[b] = count + (real ? 1 : 0);
+        if (!real) {
+            for (int64_t c = 0; c < W; ++c) after[c] = fresh ? T(0) : before[c], y[c] = 0;
+            return;
+        }
+        for (int k = 0; k < 2; ++k) {
+            const T* w = (const T*)g.weight + (k * g.H + h) * W * W;
+            memcpy(gate[k], (const T*)g.bias + (k * g.H + h) * W, size_t(W) * sizeof(T));
+            for (int64_t i = 0; i < W; ++i)
+                for (int64_t c = 0; c < W; ++c) gate[k][c] += x[i] * w[i * W + c];
+        }
+        const T *recurrence = recurrence_, *input = input_, *rate = rate_;
+        each_vector<T>(W, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+            const Cell<T> cell(load_some(recurrence + c, k, T(0)), load_some(input + c, k, T(0)), load_some(rate + c, k, T(0)), count == 0);
+            const Vec<T> old = fresh ? Vec<T>{} : load_some(before + c, k, T(0));
+            const Vec<T> now = cell.a * old + cell.m * cell.i * load_some(x + c, k, T(0));
+            store_some(y + c, now, k), store_some(after + c, now, k);
+        });
     }
-    for (int64_t c = 0; c < g.W; ++c) {
-        const double decay = double(((const T*)g.decay)[h * g.W + c]);
-        rate[c] = T(g.power * (decay > 20 ? decay : ::log1p(::exp(decay))));
-    }
-    each_vector<T>(g.W, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
-        const Cell<T> cell(load_some(recurrence + c, k, T(0)), load_some(input + c, k, T(0)), load_some(rate + c, k, T(0)), count == 0);
-        const Vec<T> old = fresh ? Vec<T>{} : load_some(before + c, k, T(0));
-        const Vec<T> now = cell.a * old + cell.m * cell.i * load_some(x + c, k, T(0));
-        store_some(y + c, now, k), store_some(after + c, now, k);
-    });
-}
+
+  private:
+    const int64_t h_;
+    Scratch mem_;
+    T *recurrence_, *input_, *rate_;
+};
 
 LATTE_END

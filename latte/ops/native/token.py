@@ -130,13 +130,13 @@ class StateLayout:
         """Kernel arguments of a layer's state: where each part starts, -1 for none."""
         return tuple(-1 if part is None else part.start for part in self._parts[layer])
 
-    def make(self) -> Tensor:
-        """A block with anything in it, for all but the rings."""
-        return torch.empty(self._bytes[False], dtype=torch.uint8, device="cpu")
+    def make(self, tokens: int = 1) -> Tensor:
+        """Blocks (tokens, bytes) with anything in them, for all but the rings."""
+        return torch.empty((tokens, self._bytes[False]), dtype=torch.uint8, device="cpu")
 
     def pack(self, states: Sequence[LayerState]) -> tuple[Tensor, Tensor]:
         """Blocks with a copy of these states: the rings' is the second."""
-        block, rings = self.make(), torch.empty(self._bytes[True], dtype=torch.uint8, device="cpu")
+        block, rings = self.make()[0], torch.empty(self._bytes[True], dtype=torch.uint8, device="cpu")
         for parts, state in zip(self._parts, states, strict=True):
             for index, (part, tensor) in enumerate(zip(parts, state, strict=True)):
                 if part is None or tensor is None:
@@ -190,26 +190,28 @@ class TokenModel(NamedTuple):
 def token_step(
     model: TokenModel, x: Tensor, table: ctypes.Array, before: Tensor, after: Tensor, rings: Tensor
 ) -> Tensor:
-    """One token a row: logits (B, 1, words), or without a head hidden states (B, 1, D) after the last norm.
+    """T tokens a row: logits (B, T, words), or without a head hidden states (B, T, D) after the last norm.
 
-    x: ids (B, 1), or without an embedding its rows (B, 1, D); table: of ``model``, for the layout of the blocks
-    ``before``, which stays as it is, ``after``, which the layers' new states are written to, and ``rings``, where this
-    token takes the place of one ``SPARE`` tokens behind the windows. The caller has checked all: at one token that
-    would cost more than the work.
+    x: ids (B, T), or without an embedding its rows (B, T, D), T up to ``SPARE``; table: of ``model``, for the layout of
+    the blocks ``before``, which stays as it is, ``after`` (T of them), which the states after every token are written
+    to, and ``rings``, where a token takes the place of one ``SPARE`` tokens behind the windows. What a token gives does
+    not depend, to the last bit, on the other rows, nor on T. The caller has checked all: at one token that would cost
+    more than the work.
     """
     sizes, layers, norm, embedding, head = model
-    x = x.contiguous()
+    x = x.transpose(0, 1).contiguous()
+    T, B = x.shape[:2]
     words = 0 if head is None else head.shape[0]
-    y = torch.empty((x.shape[0], 1, words or sizes.width), dtype=norm.dtype, device="cpu")
+    y_TB = torch.empty((T, B, words or sizes.width), dtype=norm.dtype, device="cpu")
     given = (x.data_ptr(), 0, 0) if embedding is None else (0, x.data_ptr(), embedding.data_ptr())
     library.kernel("token")(
         (
-            *(*library.header(norm), x.shape[0], *sizes[:5], len(layers), *_as_fields(sizes.eps)),
-            *(*given, norm.data_ptr(), words, library.pointer(head), y.data_ptr()),
-            *(ctypes.addressof(table), before.data_ptr(), after.data_ptr(), rings.data_ptr(), SPARE),
+            *(*library.header(norm), B, T, *sizes[:5], len(layers), *_as_fields(sizes.eps)),
+            *(*given, norm.data_ptr(), words, library.pointer(head), y_TB.data_ptr()),
+            *(ctypes.addressof(table), before.data_ptr(), after.data_ptr(), after.stride(0), rings.data_ptr(), SPARE),
         )
     )
-    return y
+    return y_TB.transpose(0, 1)
 
 
 def _as_fields(*reals: float) -> tuple[int, ...]:

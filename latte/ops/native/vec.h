@@ -153,6 +153,49 @@ LATTE_INLINE T sum_lanes(Vec<T> v) {
         for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
 }
+// The sums of the lanes of several vectors at once, by the additions of sum_lanes in the same order: bit by bit the same.
+#if defined(__clang__) || __GNUC__ >= 12
+template <int... i>
+struct Indices {};
+template <int n, int... i>
+struct UpTo : UpTo<n - 1, n - 1, i...> {};
+template <int... i>
+struct UpTo<0, i...> {
+    typedef Indices<i...> type;
+};
+
+// a and b hold sums of n lanes each, side by side; the result holds those of a and then those of b, of n / 2 lanes each.
+template <int n, class V, int... i>
+LATTE_INLINE V half_lanes(V a, V b, Indices<i...>) {
+    constexpr int h = n / 2;
+    return __builtin_shufflevector(a, b, (i / h * n + i % h)...) + __builtin_shufflevector(a, b, (i / h * n + i % h + h)...);
+}
+template <class T, int n, int count>
+struct LaneSums {
+    static LATTE_INLINE void write(const Vec<T>* v, T* out) {
+        constexpr int less = count > 1 ? count / 2 : 1;
+        Vec<T> halved[less];
+        for (int j = 0; j < less; ++j) halved[j] = half_lanes<n>(v[j * count / less], v[count > 1 ? 2 * j + 1 : 0], typename UpTo<kWidth<T>>::type());
+        LaneSums<T, n / 2, less>::write(halved, out);
+    }
+};
+template <class T, int count>
+struct LaneSums<T, 1, count> {
+    static LATTE_INLINE void write(const Vec<T>* v, T* out) {
+        for (int j = 0; j < count; ++j) store(out + j * kWidth<T>, v[j]);
+    }
+};
+// `out` has room for whole vectors.
+template <int count, class T>
+LATTE_INLINE void sum_lanes_of(const Vec<T>* v, T* out) {
+    LaneSums<T, kWidth<T>, count>::write(v, out);
+}
+#else
+template <int count, class T>
+LATTE_INLINE void sum_lanes_of(const Vec<T>* v, T* out) {
+    for (int j = 0; j < count; ++j) out[j] = sum_lanes<T>(v[j]);
+}
+#endif
 // Where one is NaN, the second.
 template <class T>
 LATTE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
