@@ -67,3 +67,8 @@ def repeat_heads(x_BTGV: Tensor, heads: int) -> Tensor:
 def head_norm(y_BTHV: Tensor, eps: float) -> Tensor:
     """RMS norm of each head by itself, without parameters."""
     return F.rms_norm(y_BTHV, y_BTHV.shape[-1:], None, eps)
+
+
+def unit_length(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(|x|^2 + eps) along the last axis."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)

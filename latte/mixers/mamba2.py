@@ -15,6 +15,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, repeat_heads, split_heads
 from latte.layers.marks import Mark
+from latte.layers.steps import initial_rate_log, initial_step_bias
 from latte.mixers.base import Mixer, View
 from latte.mixers.registry import register
 from latte.ops import ConvState, DecayState, causal_conv, decay_attention
@@ -23,8 +24,6 @@ from latte.shapes import require_divides
 from latte.state import State, state
 from latte.tokens import Tokens
 
-#: Where the step sizes of the heads start: log-uniform between the two.
-STEP_SIZES = (1e-3, 1e-1)
 #: Where -A of the heads starts: uniform between the two.
 RATES = (1.0, 16.0)
 
@@ -112,9 +111,8 @@ class Mamba2Mixer(Mixer):
         bound = 1 / math.sqrt(self.options.conv_size)
         init.uniform_(self.conv_weight, -bound, bound)
         init.zeros_(self.conv_bias)
-        step = torch.empty_like(self.dt_bias, requires_grad=False).uniform_(*map(math.log, STEP_SIZES)).exp()
-        init.copy_(self.dt_bias, step + torch.log(-torch.expm1(-step)))  # softplus^-1
-        init.copy_(self.A_log, torch.empty_like(self.A_log, requires_grad=False).uniform_(*RATES).log())
+        init.copy_(self.dt_bias, initial_step_bias(self.dt_bias))
+        init.copy_(self.A_log, initial_rate_log(self.A_log, *RATES))
         init.ones_(self.D)
 
     def init_state(self, like_BTD: Tensor) -> Mamba2State:

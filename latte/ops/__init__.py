@@ -7,6 +7,7 @@ them all.
 
 from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
+from latte.ops.delta import DeltaState, delta_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
 from latte.ops.log_linear import LogLinearState, log_linear_attention
 from latte.ops.numbers import EMPTY
@@ -25,6 +26,7 @@ __all__ = [
     "ComplexState",
     "ConvState",
     "DecayState",
+    "DeltaState",
     "LatteState",
     "LogLinearState",
     "ScanState",
@@ -36,6 +38,7 @@ __all__ = [
     "causal_latte",
     "complex_scan",
     "decay_attention",
+    "delta_attention",
     "diagonal_scan",
     "document_attention",
     "log_linear_attention",

@@ -144,11 +144,14 @@ class Case:
         return {torch.float64: self.build(), torch.float32: self.build_narrow()}
 
     def build_narrow(self) -> Any:
-        """The subject in float32, giving heads where a norm of each would magnify what narrow numbers round off."""
+        """The subject in float32, giving heads where a norm of each would magnify what narrow numbers round off.
+
+        In a model, heads go to the output projection without that norm.
+        """
         subject = self.build(torch.float32)
         for mixer in subject.modules():
-            if isinstance(mixer, HeadMixer) and not self.layers and _norms_heads(mixer):
-                mixer.project = types.MethodType(_heads, mixer)  # type: ignore[method-assign]
+            if isinstance(mixer, HeadMixer) and _norms_heads(mixer):
+                mixer.project = types.MethodType(HeadMixer.project if self.layers else _heads, mixer)  # type: ignore[method-assign]
         return subject
 
 

@@ -121,6 +121,30 @@ def _decay(axes: str, strength: float = 1.0) -> Causal:
     return Causal("decay_attention", make, call)
 
 
+def _delta(axes: str, strength: float = 1.0, free: bool = False) -> Causal:
+    """Unit keys, as all mechanisms have them; ``free``: erases along one direction what it reads along another."""
+    sizes = {"H": 2, "K": 3}
+
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5, 3)]
+        if axes:
+            inputs.append(-strength * normal(g, B, T, *(sizes[a] for a in axes[2:]), dtype=dtype).abs())
+        return inputs
+
+    def call(
+        q: Tensor, k: Tensor, v: Tensor, rate: Tensor, log_decay: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        unit, rate = torch.nn.functional.normalize(k, dim=-1), rate.sigmoid()
+        if free:
+            return ops.delta_attention(q, k, v, -unit, rate * unit, log_decay, **kwargs)
+        faded = unit
+        if log_decay is not None:
+            faded = unit * (log_decay if log_decay.dim() == 4 else log_decay[..., None]).exp()
+        return ops.delta_attention(q, 2 * rate[..., :1] * unit, v, faded, None, log_decay, **kwargs)
+
+    return Causal("delta_attention", make, call)
+
+
 def _log_linear(strength: float) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         q, k, v, weights = (normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5, 8))
@@ -183,6 +207,11 @@ CAUSAL = {
     "decay_attention, per token": _decay("BTH"),
     "decay_attention, per channel": _decay("BTHK"),
     "decay_attention, per channel, strong": _decay("BTHK", 200.0),
+    "delta_attention, no decay": _delta(""),
+    "delta_attention, per token": _delta("BTH"),
+    "delta_attention, per channel": _delta("BTHK"),
+    "delta_attention, per channel, strong": _delta("BTHK", 200.0),
+    "delta_attention, diagonal and low rank": _delta("BTHK", 0.3, free=True),
     "log_linear_attention": _log_linear(0.05),
     "log_linear_attention, strong": _log_linear(50.0),
     "softmax_attention": _softmax(4),

@@ -30,6 +30,10 @@ OPS = {
         ops.decay_attention,
         {"q": (B, T, 2, 3), "k": (B, T, 2, 3), "v": (B, T, 2, 4), "log_decay": (B, T, 2, 3)},
     ),
+    "delta_attention": (
+        ops.delta_attention,
+        {name: (B, T, 2, 4 if name == "v" else 3) for name in ("q", "k", "v", "a", "b", "log_decay")},
+    ),
     "document_attention": (ops.document_attention, {"q": (B, T, 2, 3), "k": (B, T, 2, 3), "v": (B, T, 2, 4)}),
     "diagonal_scan": (ops.diagonal_scan, {"log_a": (B, T, 4), "b": (B, T, 4)}),
     "causal_conv": (ops.causal_conv, {"x": (B, T, 4), "weight": (4, 3), "bias": (4,)}),
@@ -58,7 +62,7 @@ def test_inputs_that_fit_are_accepted(op):
 def test_a_tensor_of_another_rank_is_refused(op, name):
     shape = (*OPS[op][1][name], 1)
     if len(shape) == 5 and name == "log_decay":
-        with refused(op, "log_decay has shape (2, 5, 2, 3, 1)", "expected (H,), (B, T, H) or (B, T, H, K)"):
+        with refused(op, "log_decay has shape (2, 5, 2, 3, 1)", "(B, T, H) or (B, T, H, K)"):
             call(op, {name: zeros(*shape)})
         return
     with refused(op, f"{name} has shape ({', '.join(map(str, shape))})", f"expected {len(shape) - 1} axes"):
