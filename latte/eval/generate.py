@@ -30,6 +30,15 @@ from latte.recipe import WriteRecipe
 
 KIND = "latte-reading-1"
 BLOCK = 1 << 16  # bytes of a prompt read at once
+#: Fields of a configuration that say how a model is called or was stored, and nothing about its states.
+RUN_TIME = {"use_cache", "dtype", "torch_dtype", "_name_or_path", "transformers_version", "architectures"} | {
+    "return_dict",
+    "output_hidden_states",
+    "output_attentions",
+    "problem_type",
+    "id2label",
+    "label2id",
+}
 REMEMBERED = 1024  # written tokens that the repetition penalty applies to
 
 #: Why a text ends: by its end token, a stop string, its greatest length, or because it was asked to.
@@ -265,8 +274,9 @@ def text_blocks(file: IO[bytes], on_bytes: Callable[[int], None] = lambda count:
 
 
 def fingerprint(model: Any) -> str:
-    """A digest of a model's configuration and the first values of each parameter."""
-    total = hashlib.sha256(json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str).encode())
+    """A digest of a model's configuration, without what does not change its numbers, and of each parameter's start."""
+    config = {name: value for name, value in model.config.to_diff_dict().items() if name not in RUN_TIME}
+    total = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in model.named_parameters():
         total.update(f"{name}{tuple(tensor.shape)}".encode())
         total.update(tensor.detach().flatten()[:16].float().cpu().numpy().tobytes())

@@ -56,6 +56,7 @@ def training_arguments(folder: Path, settings: TrainRecipe, accumulation: int = 
         remove_unused_columns=False,
         ignore_data_skip=True,  # batches are a function of the step: there is nothing to skip
         use_cpu=on_cpu,
+        use_cache=True,  # the default would be written into the configuration of the trained model
         ddp_backend="gloo" if on_cpu and several else None,
         ddp_find_unused_parameters=False,
         fsdp=True if settings.strategy == "fsdp" and several else None,  # type: ignore[arg-type]
@@ -158,6 +159,7 @@ class LatteTrainer(Trainer):
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.loss is None:
+            inputs = {**inputs, "use_cache": False}  # type: ignore[dict-item]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return self.loss(model, inputs)
 

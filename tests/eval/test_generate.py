@@ -71,6 +71,17 @@ def test_the_state_has_one_size_however_long_the_prompt(tmp_path):
     assert sizes[0] == sizes[1]
 
 
+def test_a_state_loads_where_only_run_time_fields_of_the_configuration_differ(tmp_path):
+    read(make()).save(tmp_path / "state")
+    other = make()
+    other.config.use_cache = False
+    other.config.architectures = ["Renamed"]
+    Reader(other, byte_tokenizer()).load(tmp_path / "state")
+    other.config.rope_theta = 5.0
+    with pytest.raises(UserError, match="another model"):
+        Reader(other, byte_tokenizer()).load(tmp_path / "state")
+
+
 def test_save_and_load_go_on_with_the_same_tokens(tmp_path):
     model = make()
     recipe = GenerateRecipe(max_new_tokens=40, seed=5, stop_at_end=False)

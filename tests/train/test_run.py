@@ -45,6 +45,9 @@ def test_a_run_learns_and_leaves_what_it_says(recipe):
     assert len(tokenizer) == model.config.vocab_size
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert result.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert model.config.use_cache  # the trainer's own setting is not saved
+    assert model.eval()(torch.tensor([[1, 2]])).past_key_values is not None
+    assert json.loads((checkpoint.path_of(out, 60) / "config.json").read_text())["use_cache"]
     verify_folder(out / "model")
     assert train(settings) == result  # finished: nothing happens again
     assert read_metrics(out) == lines
