@@ -20,6 +20,7 @@ ORDER = [
     (
         "errors",
         "files",
+        "hub",
         "memory",
         "shapes",
         "tokens",

@@ -39,8 +39,8 @@ SWALLOWED = STOPPED.replace("import sys", "import signal, sys").replace(
 KINDS = "AutoConfig.for_model('latte'), AutoConfig.for_model('latte-extended')"
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+def python(code: str, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **more}
     environment.pop("THP_MEM_ALLOC_ENABLE", None)
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
 
@@ -61,6 +61,17 @@ def test_help_and_mistakes_import_nothing_heavy(arguments, code, said):
     done = python(COMMAND, *arguments)
     assert said in done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [code, []], done.stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere", "owner/nowhere", "runs/nowhere", "./nowhere", "nowhere.gguf"])
+@pytest.mark.parametrize("command", ["generate", "eval", "extend", "inspect"])
+def test_a_model_that_is_nowhere_is_one_sentence_before_anything_heavy(command, name, tmp_path):
+    more = ["--text", "x"] if command == "inspect" else []
+    done = python(COMMAND, command, name, *more, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_CACHE=str(tmp_path))
+    assert f"latte {command}: there is no " in done.stderr
+    assert name in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, []]
 
 
 def test_the_console_script_is_the_module_outside_the_package():

@@ -13,6 +13,7 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from latte.cli.recipes import recipe_names, recipe_path, strings
 from latte.cli.words import Words, setting_types, split
 from latte.errors import UserError
+from latte.hub import require_findable
 
 T = TypeVar("T")
 #: How jsonargparse says that a setting does not exist, on the command line and in a file.
@@ -39,7 +40,8 @@ def parse(
     nothing (``str | None``) is nothing when it is left out.
 
     Args:
-        positional: a setting that is required, and may be given without its name at any place.
+        positional: a setting that is required, and may be given without its name at any place; ``model`` must be
+            on this machine or on a hub that answers.
         example: a complete command, shown where something is missing; with it, a call without any argument is refused.
         from_recipe: whether the command takes --config and --print_config.
 
@@ -76,6 +78,8 @@ def parse(
         raise UserError(f"nothing was given, expected a recipe or settings, for example: {example}")
     if positional is not None and not getattr(recipe, positional):
         raise UserError(f"{positional} is empty, expected a name")
+    if positional == "model":
+        require_findable(getattr(recipe, positional))
     return recipe
 
 

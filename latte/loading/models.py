@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
-from latte.files import may_be_on_hub
+from latte.hub import require_findable
 from latte.loading.weights import FOLDER, Say, Weights, find_weights, require_whole, to_stderr
 from latte.models import LatteForSequenceClassification
 
@@ -67,9 +67,9 @@ def load_model(name: str | Path, say: Say = to_stderr) -> Any:
     """
     if Path(name).is_dir():
         return _language_model(model_weights(name, say).folder, name)
-    if not may_be_on_hub(str(name)):
-        found = f"{name} is a file" if Path(name).is_file() else f"there is no folder {name}"
-        raise UserError(f"{found}: expected a run's, a model's, or a name on the hub")
+    if Path(name).is_file():
+        raise UserError(f"{name} is a file: expected the folder of a run or a model, or a name on the hub")
+    require_findable(str(name))
     return read_model(str(name))
 
 

@@ -20,7 +20,8 @@ from transformers import GgufConfig, PreTrainedTokenizerBase
 from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
-from latte.files import Damaged, digest_file, digest_json, may_be_on_hub, verify_folder, whole_folder
+from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
+from latte.hub import require_findable
 from latte.loading.models import check_weights, load, quiet, read_model, weight_files
 from latte.loading.weights import Say, to_stderr
 from latte.recipe import DataRecipe
@@ -93,8 +94,7 @@ def _from_folder(folder: Path, name: str) -> Original:
 
 
 def _fetch(name: str, say: Say) -> Path:
-    if not may_be_on_hub(name):
-        raise UserError(f"there is no folder {name}: expected {EXPECTED}")
+    require_findable(name)
     say(f"looking for {name} on the hub")
     try:
         # Only the model in the top folder: no other formats, no code.

@@ -47,6 +47,14 @@ class Outer:
     """More."""
 
 
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    """An empty folder but for what test command lines name as a model."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder", "a", "runs/mine"):
+        (tmp_path / name).mkdir(parents=True)
+
+
 def read(*arguments, **more) -> Outer:
     return parse("try", "A command.", Outer, arguments, **more)
 

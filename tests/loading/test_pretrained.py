@@ -126,7 +126,9 @@ def test_folder(folder, model, tokenizer):
     assert original.tokenizer.chat_template == TEMPLATE
 
 
-def test_hub(folder, monkeypatch):
+def test_hub(folder, monkeypatch, tmp_path):
+    (tmp_path / "models--some--tiny").mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(
         pretrained, "snapshot_download", lambda name, **which: str(folder) if name == "some/tiny" else ""
     )
@@ -276,7 +278,7 @@ def test_nothing_there(tmp_path, monkeypatch):
     assert "there is no file" in refusal(tmp_path / "none.gguf")
     for name in (tmp_path / "none", "./none", "not a name"):
         assert f"there is no folder {name}: expected" in refusal(name)
-    assert "there is no folder nobody/nothing, and the hub did not give" in refusal("nobody/nothing")
+    assert "there is no folder nobody/nothing, and the hub" in refusal("nobody/nothing")
     (tmp_path / "text.txt").write_text("")
     assert "a file of another kind" in refusal(tmp_path / "text.txt")
 
