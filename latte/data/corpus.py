@@ -24,7 +24,7 @@ from latte.data.tokenizer import (
 )
 from latte.errors import UserError
 from latte.files import Damaged, digest_json, verify_folder, whole_folder
-from latte.recipe import DataRecipe
+from latte.recipe import AUTO, DataRecipe
 
 VERSION = 1  # of the format of the cached files; part of the cache key
 PARTS = ("train", "valid")
@@ -81,7 +81,7 @@ def prepare(
     """
     source = open_source(recipe.source, recipe)
     valid = None if recipe.valid_source is None else open_source(recipe.valid_source, recipe)
-    tokenizer = tokenizer or _given_tokenizer(recipe.tokenizer)
+    tokenizer = tokenizer or given_tokenizer(recipe.tokenizer)
     key = digest_json(
         {
             "version": VERSION,
@@ -140,8 +140,9 @@ def _tail(source: Source, fraction: float) -> Callable[[], Iterator[tuple[str, s
     return pairs
 
 
-def _given_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
-    if name == "bpe":
+def given_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of that name; None if it is to be trained on the text."""
+    if name in ("bpe", AUTO):
         return None
     return byte_tokenizer() if name == "bytes" else load_tokenizer(name)
 

@@ -5,9 +5,10 @@ from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe,
 from latte.recipe.files import flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
 from latte.recipe.show import BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
-from latte.recipe.train import DataRecipe, ModelRecipe, Recipe, TrainRecipe
+from latte.recipe.train import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
 
 __all__ = [
+    "AUTO",
     "STAGES",
     "BenchRecipe",
     "ChatRecipe",

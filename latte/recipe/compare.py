@@ -52,6 +52,10 @@ class CompareRecipe:
     def __post_init__(self) -> None:
         if len(self.variants) < 1 or len(set(self.variants)) != len(self.variants):
             raise UserError(f"variants are {self.variants}, expected different names, at least one")
+        if self.model.pretrained is not None:
+            raise UserError(
+                f"model.pretrained is {self.model.pretrained!r}, expected none: a comparison trains new models"
+            )
         for name in [*self.overrides, *([] if self.match is None else [self.match])]:
             if name not in self.variants:
                 raise UserError(f"{name!r} is set but not compared, expected one of {', '.join(self.variants)}")

@@ -15,6 +15,10 @@ FREE = frozenset(
     {"out", "data.cache", "train.micro_batch_size", "train.strategy", "train.log_every", "train.eval_every"}
     | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
 )
+#: What is measured after training may change as well, and is then measured again.
+FREE_GROUPS = ("judge.",)
+#: A run may be made longer: it goes on from its last state.
+STEPS = "train.steps"
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -34,7 +38,12 @@ def require_same(mine: dict[str, Any], recorded: dict[str, Any], where: str) -> 
         UserError: they differ in a setting that changes the result.
     """
     differ = [name for name in sorted(mine.keys() | recorded.keys()) if mine.get(name) != recorded.get(name)]
-    differ = [name for name in differ if name not in FREE]
+    differ = [name for name in differ if name not in FREE and not name.startswith(FREE_GROUPS)]
+    if STEPS in differ and None not in (mine.get(STEPS), recorded.get(STEPS)):
+        if mine[STEPS] < recorded[STEPS] and differ == [STEPS]:
+            raise UserError(f"{where} was begun with {STEPS} {recorded[STEPS]}, now {mine[STEPS]}: it may only grow")
+        if mine[STEPS] > recorded[STEPS]:
+            differ.remove(STEPS)
     if differ:
         said = "; ".join(f"{name} was {recorded.get(name)!r}, now {mine.get(name)!r}" for name in differ[:3])
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""

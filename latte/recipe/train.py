@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from latte.errors import UserError
 
+AUTO = "auto"
+
 
 @dataclass
 class DataRecipe:
@@ -39,8 +41,9 @@ class DataRecipe:
     done where the documents are so few that one part would have none."""
     split_seed: int = 0
     """Seed of the choice of validation documents."""
-    tokenizer: str = "bpe"
-    """bpe (byte-level, trained on the training part), bytes, or any tokenizer of transformers by folder or name."""
+    tokenizer: str = AUTO
+    """bpe (byte-level, trained on the training part), bytes, or any tokenizer of transformers by folder or name; auto
+    is the tokenizer of model.pretrained, or else bpe."""
     vocab_size: int = 4096
     """Vocabulary of the bpe that is trained here."""
     sequence_length: int = 512
@@ -65,7 +68,7 @@ class DataRecipe:
             raise UserError(
                 f"data.encoding is {self.encoding!r}, expected the name of a text encoding, such as utf-8 or latin-1"
             ) from None
-        if self.tokenizer == "bpe" and self.vocab_size < 257:
+        if self.tokenizer in ("bpe", AUTO) and self.vocab_size < 257:
             raise UserError(
                 f"data.vocab_size is {self.vocab_size}, expected at least 257: 256 bytes and the end of text"
             )
@@ -82,7 +85,8 @@ class ModelRecipe:
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of LatteConfig or options of the mixer that replace the preset's, such as hidden_size or window."""
     pretrained: str | None = None
-    """A model's folder or name on the hub to start from, instead of new weights; variant and size are then not used."""
+    """A model's folder or name on the hub to start from, instead of new weights; its tokenizer is used, and variant and
+    size are not."""
 
 
 @dataclass
@@ -90,7 +94,8 @@ class TrainRecipe:
     """How to train it."""
 
     steps: int = 1000
-    """Optimiser steps."""
+    """Optimiser steps. A run may be made longer afterwards: it goes on from its last state, with the learning rates of
+    a schedule of the new length."""
     batch_size: int = 16
     """Rows in a step, over all processes and accumulated micro-batches: independent of the number of processes."""
     micro_batch_size: int | None = None

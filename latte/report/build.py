@@ -331,7 +331,7 @@ def _source(run: RunView) -> str:
 
 def _tokenizer(run: RunView) -> str | None:
     name = run.setting("data", "tokenizer")
-    if name == "bpe":
+    if name in ("bpe", "auto"):
         return f"byte-level BPE of {run.setting('data', 'vocab_size')}"
     return name
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +17,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Training
 
 from latte import memory
 from latte.data import Batch, PackedRows, StepBatches, prepare
-from latte.data.tokenizer import check_fits, save_tokenizer
+from latte.data.corpus import given_tokenizer
+from latte.data.tokenizer import check_fits, fingerprint, load_tokenizer, save_tokenizer
 from latte.errors import Stopped, UserError
-from latte.files import Damaged, digest_json, remove_scratch, verify_folder, whole_folder, write_text
-from latte.loading.layout import CONFIG, DATA, LOCK, MODEL, RESULT, TOKENIZER, read_metrics
-from latte.loading.models import load_model
+from latte.files import digest_json, whole_folder, write_text
+from latte.loading.layout import MODEL, RESULT, TOKENIZER, read_metrics
+from latte.loading.models import load_model, model_weights
 from latte.models import LatteConfig, preset
-from latte.recipe import ModelRecipe, Recipe, TrainRecipe, flatten, from_yaml, require_same, to_yaml
+from latte.recipe import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
-from latte.train.trainer import LatteTrainer, seed_everything, training_arguments
+from latte.train.folder import from_first, is_finished, run_folder, shared
+from latte.train.trainer import LatteTrainer, learning_rate_factor, seed_everything, training_arguments
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Result:
     seconds: float
     tokens_per_second: float
     peak_memory_bytes: int
+    #: First step and total steps of each learning-rate schedule; more than one if the run was made longer.
+    schedules: list[list[int]] = field(default_factory=list)
 
 
 def train(recipe: Recipe, *, console: Console | None = None) -> Result:
@@ -63,6 +64,7 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     micro, accumulation = share(settings, args.world_size)
     args.gradient_accumulation_steps = accumulation
     with args.main_process_first(desc="tokenising"):
+        recipe = replace(recipe, data=with_tokenizer(recipe))
         corpus = prepare(recipe.data, console.print)
     rows = PackedRows(corpus.train, recipe.data.sequence_length, "training part")
     held_out = PackedRows(corpus.valid, recipe.data.sequence_length, "validation part")
@@ -103,17 +105,24 @@ def fit(
     Call it inside :func:`run_folder`, which locks the folder and checks that it belongs to this run.
     """
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
-    if is_finished(folder):
+    done = _finished_result(folder)
+    if done is not None and done.steps >= settings.steps and is_finished(folder):
         console.print(f"{folder} is finished already: nothing to do")
-        return Result(**json.loads((folder / RESULT).read_text()))
+        return done
     first = args.process_index == 0
-    step = _from_first(args, lambda: checkpoint.newest(folder, console.print))
+    step = from_first(args, lambda: checkpoint.newest(folder, console.print))
+    if step is None and done is not None:
+        raise UserError(
+            f"{folder} was trained for {done.steps} steps and keeps no checkpoint to go on from: begin a new run from "
+            f"its model with --model.pretrained {folder}"
+        )
     trainer: LatteTrainer
     metrics = Metrics(folder, tokens_per_step, lambda: trainer.progress)
     shows: list[Metrics | Display] = [metrics, Display(metrics, console, folder.name)] if first else []
     trainer = LatteTrainer(model, args, batches, settings, evaluate=evaluate, loss=loss, callbacks=[*shows])
     if step is not None:
-        console.print(f"going on from step {step} of {settings.steps}")
+        trainer.schedules = _schedules(checkpoint.path_of(folder, step), settings)
+        console.print(f"going on from step {step} of {settings.steps}{_rates(trainer.schedules, settings)}")
     try:
         if step is None or step < settings.steps:
             trainer.resume_or_start(step)
@@ -130,6 +139,57 @@ def fit(
             f"stopped at step {trainer.state.global_step} of {settings.steps}, saved: the same command goes on", number
         )
     return _finish(trainer, folder, tokenizer, tokens_per_step)
+
+
+def _finished_result(folder: Path) -> Result | None:
+    """The result of a run that was finished, perhaps with fewer steps than it has now."""
+    path = folder / RESULT
+    return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def _schedules(path: Path, settings: TrainRecipe) -> list[list[int]]:
+    """The learning-rate schedules of a run up to a checkpoint, and the one that it goes on with."""
+    state = checkpoint.read(path, "trainer_state")
+    found = checkpoint.read(path, "training").get("schedules") or [[0, state["max_steps"]]]
+    return found if found[-1][1] == settings.steps else [*found, [state["global_step"], settings.steps]]
+
+
+def _rates(schedules: list[list[int]], settings: TrainRecipe) -> str:
+    """What a run that was made longer does with its learning rate, if that changes."""
+    if len(schedules) < 2 or settings.decay == "constant":
+        return ""
+    (_, before), (step, _) = schedules[-2:]
+    old, new = (
+        settings.learning_rate * learning_rate_factor(step, replace(settings, steps=steps))
+        for steps in (before, settings.steps)
+    )
+    return f"; the learning rate follows a schedule of {settings.steps} steps now ({new:.3g}, it had come to {old:.3g})"
+
+
+def with_tokenizer(recipe: Recipe) -> DataRecipe:
+    """The recipe's data settings with the tokenizer that is used: a pretrained model's own, or else the one asked for.
+
+    Raises:
+        UserError: another tokenizer than the pretrained model's was asked for, whose ids would mean other text.
+    """
+    data, pretrained = recipe.data, recipe.model.pretrained
+    if pretrained is None:
+        return replace(data, tokenizer="bpe") if data.tokenizer == AUTO else data
+    folder = model_weights(pretrained).tokenizer if Path(pretrained).is_dir() else pretrained
+    try:
+        own = load_tokenizer(str(folder), source=folder)
+    except UserError:
+        if data.tokenizer in (AUTO, "bpe"):
+            raise
+        return data  # the model came without one: the user knows which it was trained with
+    if data.tokenizer != AUTO:
+        asked = None if data.tokenizer == "bpe" else given_tokenizer(data.tokenizer)
+        if asked is None or fingerprint(asked) != fingerprint(own):
+            raise UserError(
+                f"data.tokenizer is {data.tokenizer!r}, but the model {pretrained} was trained with another tokenizer: "
+                "leave data.tokenizer out"
+            )
+    return replace(data, tokenizer=str(folder.resolve() if isinstance(folder, Path) else folder))
 
 
 def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Any:
@@ -219,54 +279,12 @@ def inputs_for(model: nn.Module, batch: Batch) -> Batch:
     return {**others, "position_ids": place - start, "use_cache": False}  # type: ignore[dict-item]
 
 
-@contextmanager
-def run_folder(folder: Path, args: TrainingArguments, recipe: Any, data_digest: str) -> Iterator[None]:
-    """Create or check a run's folder, and lock it against other processes.
-
-    Raises:
-        UserError: the folder belongs to another recipe or other data, or is in use, or is not a run's.
-    """
-    lock = _from_first(args, lambda: _claim(folder, recipe, data_digest))
-    try:
-        yield
-    finally:
-        if lock is not None and args.process_index == 0:
-            os.close(lock)
-
-
-def _claim(folder: Path, recipe: Any, data_digest: str) -> int:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, expected a folder for the run")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists() and not (folder / LOCK).exists():
-        raise UserError(f"{folder} holds other files and no run: give another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise UserError(f"{folder} is in use by another process") from None
-    try:
-        remove_scratch(folder)
-        if not (folder / CONFIG).exists():
-            write_text(folder / DATA, json.dumps({"digest": data_digest}))
-            write_text(folder / CONFIG, to_yaml(recipe))
-        else:
-            require_same(flatten(recipe), flatten(from_yaml(type(recipe), folder / CONFIG)), str(folder))
-            if json.loads((folder / DATA).read_text())["digest"] != data_digest:
-                raise UserError(f"the text has changed since {folder} was begun: give another --out, or the same text")
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
 def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step: int) -> Result:
     state = checkpoint.model_state(trainer.model)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     lines = read_metrics(folder)
     valid = [line["valid_loss"] for line in lines if "valid_loss" in line]
-    seconds = (_shared(round(1000 * trainer.progress.get("metrics", {}).get("seconds", 0)), trainer.args) or 0) / 1000
+    seconds = (shared(round(1000 * trainer.progress.get("metrics", {}).get("seconds", 0)), trainer.args) or 0) / 1000
     tokens = trainer.settings.steps * tokens_per_step
     result = Result(
         steps=trainer.settings.steps,
@@ -276,14 +294,16 @@ def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step
         seconds=seconds,
         tokens_per_second=round(tokens / max(seconds, 1e-9), 1),
         peak_memory_bytes=peak_memory(),
+        schedules=trainer.schedules,
     )
     if trainer.args.process_index == 0:
         try:
-            write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
             with whole_folder(folder / MODEL, weights=digest_json(sorted(state))) as scratch:
                 checkpoint.write_model(scratch, model, state)
                 if tokenizer is not None:
                     save_tokenizer(tokenizer, scratch)
+            # Last: a result of more steps beside the model of fewer would pass for a finished run.
+            write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
         except OSError as error:
             raise UserError(
                 f"the final model could not be written ({error.strerror}): all is in the last checkpoint"
@@ -298,34 +318,3 @@ def peak_memory() -> int:
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return memory.peak_memory()
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a run's final model and result are complete."""
-    try:
-        verify_folder(folder / MODEL)
-    except Damaged:
-        return False
-    return (folder / RESULT).is_file()
-
-
-def _from_first(args: TrainingArguments, find: Callable[[], int | None]) -> int | None:
-    """What ``find`` returns on the first process, on every process; its UserError is raised on every process too."""
-    value = failure = None
-    if args.process_index == 0:
-        try:
-            value = find()
-        except UserError as error:
-            failure = error
-    if _shared(int(failure is not None), args):
-        raise failure or UserError("the first process could not use the run folder")
-    return _shared(value, args)
-
-
-def _shared(value: int | None, args: TrainingArguments) -> int | None:
-    """Broadcast a number from the first process."""
-    if args.world_size == 1:
-        return value
-    box = torch.tensor([-1 if value is None else value], device=args.device)
-    torch.distributed.broadcast(box, src=0)
-    return None if box.item() < 0 else int(box.item())

@@ -117,6 +117,7 @@ class LatteTrainer(Trainer):
         self.signal_number: int | None = None
         self.stopping = False
         self.progress: dict[str, Any] = {}  # of the callbacks, saved with every checkpoint
+        self.schedules: list[list[int]] = [[0, settings.steps]]  # first step and length of each, saved as well
         self._step_batches: list[Batch] = []
         self._step_losses: list[Tensor] = []
         super().__init__(model=model, args=args, train_dataset=batches, callbacks=[Schedule(self), *(callbacks or [])])
@@ -269,7 +270,7 @@ class LatteTrainer(Trainer):
             scheduler = {key: value for key, value in self.lr_scheduler.state_dict().items() if key != "lr_lambdas"}
             progress = {
                 "trainer_state": dataclasses.asdict(self.state),
-                "training": {"scheduler": scheduler, "progress": self.progress},
+                "training": {"scheduler": scheduler, "progress": self.progress, "schedules": self.schedules},
             }
             unwrapped = self.accelerator.unwrap_model(self.model)
             try:
@@ -297,6 +298,11 @@ class LatteTrainer(Trainer):
         checkpoint.load_optimizer(Path(path), self.model, inner)
         saved = checkpoint.read(Path(path), "training")
         self.lr_scheduler.load_state_dict({**self.lr_scheduler.state_dict(), **saved["scheduler"]})
+        # A run that was made longer goes on with the rates of its new length; for any other these are the saved ones.
+        factor = learning_rate_factor(self.state.global_step, self.settings)
+        for group, base in zip(inner.param_groups, self.lr_scheduler.base_lrs, strict=True):
+            group["lr"] = base * factor
+        self.lr_scheduler._last_lr = [group["lr"] for group in inner.param_groups]  # what is logged
         self.progress = saved["progress"]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

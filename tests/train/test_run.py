@@ -267,15 +267,11 @@ def test_mistakes_in_a_recipe_leave_nothing(recipe, changes, message):
 def test_training_goes_on_from_a_pretrained_model(recipe):
     first = recipe("first", steps=3)
     train(first)
-    settings = recipe("second", steps=1, learning_rate=1e-9)
+    settings = recipe("second", steps=1, learning_rate=1e-9, data={"tokenizer": "auto"})
     settings.model.pretrained = str(Path(first.out) / "model")
     train(settings)
     old, new = (safetensors.torch.load(weights(out)) for out in (first.out, settings.out))
     assert all(torch.allclose(old[name], new[name], atol=1e-6) for name in old)
-    settings = recipe("third", data={"tokenizer": "bpe", "vocab_size": 300})
-    settings.model.pretrained = str(Path(first.out) / "model")
-    with pytest.raises(UserError, match=r"has 300 tokens but .* knows 257: it belongs to another model"):
-        train(settings)
 
 
 def test_another_loss_on_some_of_the_weights_is_resumed_as_well(recipe, interrupted, monkeypatch):
