@@ -42,6 +42,12 @@ def run(recipe: EvalRecipe) -> Outcome:
             f"{row.state_bytes / 1024:,.0f} KiB",
         )
     console.print(table)
+    for context in result.unreached:
+        console.print(
+            f"not measured at {context:,}: the longest document has {result.longest_document:,} tokens "
+            "(--join_documents reads all as one)",
+            highlight=False,
+        )
     table = Table("tokens before", "loss", "tokens", title="loss by position", title_justify="left")
     for place in result.positions:
         table.add_row(f"{place.first:,} - {place.last:,}", f"{place.loss:.4f}", f"{place.tokens:,}")

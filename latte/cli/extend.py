@@ -28,7 +28,7 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 
 def run(recipe: ExtendRecipe) -> Outcome:
     """Extend, and say what came of it."""
-    from latte.report.model_card import perplexity_table
+    from latte.report.model_card import gaps, perplexity_table
     from latte.workflows.extension import extend
 
     if recipe.dry_run:
@@ -37,6 +37,7 @@ def run(recipe: ExtendRecipe) -> Outcome:
     results = json.loads((folder / "results.json").read_text())
     for text, rows in results["perplexity"].items():
         print(perplexity_table(text, rows))
+    print(gaps(results), end="")
     print(f"{folder / 'report.html'}: all figures, to look at")
     print(f"{folder}: AutoModelForCausalLM.from_pretrained({str(folder)!r}) after `import latte`")
     return Outcome({"model": folder, "results": results})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Row:
     contexts: list[dict[str, Any]]  # of the same tokens at every length
     positions: list[dict[str, Any]]
     trained_context: int = 0
+    unreached: list[int] = field(default_factory=list)  # contexts that no document has: not measured
     decode_engine: str = ""  # "kernel": one native call a token; "modules": torch, layer by layer
 
     @property
@@ -52,10 +53,11 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         join_documents=recipe.join_documents,
     )
     limit = longest_context(model)
-    contexts = recipe.eval_contexts or default_contexts(asked, model)
-    trained = settings.data.sequence_length
+    text = read_text(asked, tokenizer)
+    contexts = recipe.eval_contexts or default_contexts(asked, model, text)
+    trained = min(settings.data.sequence_length, text.longest)  # where documents are shorter, they were read whole
     contexts = [context for context in {*contexts, trained} if limit is None or context <= limit]
-    quality = evaluate(model, read_text(asked, tokenizer), contexts)
+    quality = evaluate(model, text, contexts)
     folder = Path(settings.out)
     write_text(folder / EVAL, json.dumps({"model": settings.out, **asdict(quality)}, indent=1) + "\n")
     if recipe.sample_tokens:
@@ -78,6 +80,7 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         contexts=[asdict(entry) for entry in quality.contexts],
         positions=[asdict(entry) for entry in quality.positions],
         trained_context=trained,
+        unreached=quality.unreached,
         decode_engine=engine,
     )
 

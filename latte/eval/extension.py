@@ -23,6 +23,7 @@ from latte.recipe import JudgeRecipe
 ORIGINAL, WINDOW, SINKS, EXTENDED = "original", "window", "window and sinks", "extended"
 GAP_CLOSED = "gap closed"  # a row of the results beside those of the four models
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
+RETRIEVAL = "retrieval"  # beside texts where contexts are listed that could not be measured
 WARM_UP = 4  # tokens decoded before the timed ones
 DEPTHS = (0.1, 0.5, 0.9)
 STATEMENT, QUESTION = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
@@ -59,24 +60,45 @@ def judge(
             write_text(file, json.dumps(found, indent=1) + "\n")
 
     filler = next(iter(texts.values())).documents
+    room = sum(map(len, filler))
+    missing = unreached(texts, recipe)
+    for text, lengths in missing.items():
+        say(f"nothing at {_listed(lengths)} tokens on {text}: {_longest(text, texts, room)}")
     for who in contenders:
         lengths = recipe.contexts + recipe.long_contexts + recipe.retrieval_contexts
         within = who.longest or max(lengths, default=0)
         for name, text in texts.items():
             for length in contexts_for(who, name, recipe):
-                if length <= within and (name != LONG or length <= max(map(len, text.documents))):
+                if length <= within and length <= text.longest:
                     lost = who.name == ORIGINAL and name == LONG
                     part = one_stretch(text, length) if lost else text
                     once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, part, length)
         if who.name != WINDOW:
-            for length in (length for length in recipe.retrieval_contexts if length <= within):
+            for length in (length for length in recipe.retrieval_contexts if length <= min(within, room)):
                 given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
                 once(f"retrieval by {who.name} at {length}", retrieve, *given)
         if who.name in (ORIGINAL, EXTENDED):
             for length in recipe.decode_contexts:
                 once(f"decoding of {who.name} at {length}", decode_cost, who.model, length, recipe.decode_tokens)
     longest = next((who.longest for who in contenders if who.name == ORIGINAL), None)
-    return summary(found, list(texts), recipe, own_context, longest)
+    return {**summary(found, list(texts), recipe, own_context, longest), "unreached": missing}
+
+
+def unreached(texts: dict[str, Text], recipe: JudgeRecipe) -> dict[str, list[int]]:
+    """Context lengths that a text is too short for, by text: they are not measured."""
+    asked = {name: recipe.long_contexts if name == LONG else recipe.contexts for name in texts}
+    found = {name: [length for length in asked[name] if length > text.longest] for name, text in texts.items()}
+    room = sum(map(len, next(iter(texts.values())).documents))
+    found[RETRIEVAL] = [length for length in recipe.retrieval_contexts if length > room]
+    return {name: lengths for name, lengths in found.items() if lengths}
+
+
+def _longest(name: str, texts: dict[str, Text], room: int) -> str:
+    return f"its text has {room:,}" if name == RETRIEVAL else f"its longest document has {texts[name].longest:,}"
+
+
+def _listed(lengths: list[int]) -> str:
+    return ", ".join(f"{length:,}" for length in lengths)
 
 
 def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:

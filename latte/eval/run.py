@@ -29,7 +29,8 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
     """
     model, tokenizer = load(recipe.model, recipe.tokenizer)
     text = read_text(recipe, tokenizer)
-    result = evaluate(model, text, recipe.contexts or default_contexts(recipe, model), on_tokens=on_tokens)
+    contexts = recipe.contexts or default_contexts(recipe, model, text)
+    result = evaluate(model, text, contexts, on_tokens=on_tokens)
     if recipe.out is not None:
         Path(recipe.out).parent.mkdir(parents=True, exist_ok=True)
         about = {"model": recipe.model, "source": recipe.source, "documents": len(text.documents)}
@@ -72,13 +73,13 @@ def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizer
     return Text(documents, num_bytes)
 
 
-def default_contexts(recipe: EvalRecipe, model: Any) -> list[int]:
-    """A quarter of the training length to eight times it, as far as the model's positions allow."""
+def default_contexts(recipe: EvalRecipe, model: Any, text: Text) -> list[int]:
+    """A quarter of the training length to eight times it, as far as the model's positions and the documents allow."""
     run = read_recipe(recipe.model)
     trained = 512 if run is None else run.data.sequence_length
-    limit = longest_context(model)
+    limit = min(longest_context(model) or text.longest, text.longest)
     lengths = [max(1, trained // 4), max(1, trained // 2), trained, 2 * trained, 4 * trained, 8 * trained]
-    return [length for length in lengths if limit is None or length <= limit]
+    return [length for length in lengths if length <= limit] or [max(1, limit)]
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[tuple[np.ndarray, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Evaluation:
 
     contexts: list[AtContext]
     positions: list[AtPosition]
+    unreached: list[int] = field(default_factory=list)  # lengths asked for that no document has: not measured
+    longest_document: int = 0  # tokens
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Text:
 
     documents: list[np.ndarray]
     num_bytes: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document: no context beyond it can be measured."""
+        return max(map(len, self.documents), default=0)
 
 
 def evaluate(
@@ -71,14 +78,16 @@ def evaluate(
 
     A stretch starts from an empty state, so a token has at most ``context`` tokens before it. Every token but the first
     of each document is scored, whatever the length. Works for any causal model of transformers; with a recurrent one
-    memory does not grow with the length.
+    memory does not grow with the length. Contexts longer than every document would only repeat the figures of shorter
+    ones: they are returned as ``unreached``.
 
     Args:
         chunk: tokens of a row read at once; changes nothing but speed and memory.
         on_tokens: called with the number of tokens of each chunk.
 
     Raises:
-        UserError: no text, or a context that is not positive or beyond the model's learned positions.
+        UserError: no text, no context that a document reaches, or one that is not positive or beyond the model's
+            learned positions.
     """
     if not any(len(document) > 1 for document in text.documents):
         raise UserError("there is no text to evaluate on")
@@ -86,8 +95,15 @@ def evaluate(
     for context in contexts:
         if context < 1 or (limit is not None and context > limit):
             raise UserError(f"a context of {context} tokens was asked for, expected 1 to {limit or 'any number'}")
+    reached = sorted({context for context in contexts if context <= text.longest})
+    unreached = sorted({*contexts} - {*reached})
+    if not reached:
+        raise UserError(
+            f"no document reaches a context of {unreached[0]:,} tokens, the longest has {text.longest:,}: give shorter "
+            "--contexts, or --join_documents to read all documents as one"
+        )
     measured, positions = [], []
-    for context in sorted(set(contexts)):
+    for context in reached:
         began = time.perf_counter()
         sums, counts, state_bytes = _score(model, text.documents, context, chunk, on_tokens)
         loss = float(sums.sum() / counts.sum())
@@ -103,7 +119,7 @@ def evaluate(
             )
         )
         positions = _positions(_edges(context), sums, counts)
-    return Evaluation(measured, positions)
+    return Evaluation(measured, positions, unreached, text.longest)
 
 
 def longest_context(model: Any) -> int | None:

@@ -37,6 +37,8 @@ def caption(rows: list[Row]) -> str:
     """What the rows have in common, and how to read them."""
     text = f"{rows[0].tokens:,} tokens of training each; losses at all lengths are of the same "
     text += f"{rows[0].at_training['tokens']:,} held-out tokens, and ppl and bpb are of the trained length."
+    if rows[0].unreached:
+        text += f" No document reaches {', '.join(f'{length:,}' for length in rows[0].unreached)} tokens: not measured."
     if len({row.decode_engine for row in rows}) > 1:
         text += " Decoding speeds compare engines (one native call a token, or torch modules) as well as mechanisms."
     return text

@@ -107,6 +107,9 @@ def facts(results: dict[str, Any]) -> list[tuple[str, str]]:
         if steps := settings.get("steps"):
             size = " × ".join(f"{settings[key]:,}" for key in ("batch_size", "sequence_length") if settings.get(key))
             found.append((stage.capitalize(), f"{steps:,} steps" + (f" of {size}" if size else "")))
+    if missing := results.get("unreached"):
+        texts = (f"{name} at {', '.join(f'{length:,}' for length in lengths)}" for name, lengths in missing.items())
+        found.append(("Not measured, text too short", "; ".join(texts)))
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 

@@ -52,7 +52,14 @@ def model_card(
         version=__version__,
         exact=results["check"]["as_original"],
     )
-    return head + "".join(perplexity_table(text, rows) for text, rows in results["perplexity"].items())
+    return head + "".join(perplexity_table(text, rows) for text, rows in results["perplexity"].items()) + gaps(results)
+
+
+def gaps(results: dict[str, Any]) -> str:
+    """What was asked for and could not be measured, as a paragraph; empty if there is nothing."""
+    missing = results.get("unreached", {})
+    parts = [f"{name} at {', '.join(f'{length:,}' for length in lengths)} tokens" for name, lengths in missing.items()]
+    return f"\nNot measured, since the text is shorter: {'; '.join(parts)}.\n" if parts else ""
 
 
 def perplexity_table(text: str, rows: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latte.errors import UserError
-from latte.eval import Text, evaluate
+from latte.eval import EvalRecipe, Text, evaluate
+from latte.eval.run import default_contexts
 from latte.models import LatteForCausalLM, preset
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -49,7 +50,7 @@ def direct(model, documents, context):
 @pytest.mark.parametrize("chunk", [1, 7, 512])
 def test_equals_the_definition_at_any_chunk(kind, chunk):
     model, sample = make(kind), text(61, 5, 1, 40)
-    result = evaluate(model, sample, [8, 25, 100], chunk=chunk)
+    result = evaluate(model, sample, [8, 25, 61], chunk=chunk)
     for measured in result.contexts:
         expected = torch.cat(direct(model, sample.documents, measured.context))
         assert measured.tokens == len(expected) == 60 + 4 + 39
@@ -87,3 +88,15 @@ def test_mistakes():
         evaluate(make("latte-r-swa++"), text(9), [0])
     with pytest.raises(UserError, match="context of 65 tokens was asked for, expected 1 to 64"):
         evaluate(make("latte"), text(9), [65])
+
+
+def test_contexts_that_no_document_reaches_are_not_measured():
+    model = make("latte-r-swa++")
+    result = evaluate(model, text(30, 12), [8, 30, 31, 4096])
+    assert [row.context for row in result.contexts] == [8, 30]
+    assert (result.unreached, result.longest_document) == ([31, 4096], 30)
+    with pytest.raises(UserError, match="no document reaches a context of 31 tokens, the longest has 30"):
+        evaluate(model, text(30), [31])
+    asked = EvalRecipe(model="nowhere")
+    assert default_contexts(asked, model, text(300)) == [128, 256]
+    assert default_contexts(asked, model, text(30)) == [30]  # all of it
