@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -100,6 +100,21 @@ class State:
     def repeat(self: S, times: int) -> S:
         """Each row ``times`` times in a row."""
         return self.map(lambda tensor: tensor.repeat_interleave(times, dim=0))
+
+    @staticmethod
+    def concat(states: Sequence[S]) -> S:
+        """The rows of several states of one mechanism as one batch, in that order.
+
+        Raises:
+            ValueError: states of different mechanisms, or of different sizes.
+        """
+        first = states[0]
+        rows = [[tensor for _, tensor in state.tensors()] for state in states]
+        specs = [(type(state), [(path, tensor.shape[1:]) for path, tensor in state.tensors()]) for state in states]
+        if any(spec != specs[0] for spec in specs):
+            raise ValueError("states of different kinds or sizes were given, expected one kind and size for one batch")
+        together = iter([torch.cat(tensors) for tensors in zip(*rows, strict=True)])
+        return first.map(lambda _: next(together))
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, whole or not at all."""

@@ -37,6 +37,7 @@ ORDER = [
         "decode",
         "extend",
     ),  # two uses of a model, independent of each other: fast decoding, conversion of pretrained models
+    ("generation",),  # many requests in one batch, guesses of a draft
     ("recipe",),  # settings as plain dataclasses: no model reads them, and everything below is called with them
     ("data",),  # text to packed rows of tokens, as a recipe says
     ("loading",),  # what is on disk or on the hub; needs data for tokenizers, and training starts from what it loads
@@ -51,7 +52,7 @@ ORDER = [
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 #: What latte/__init__.py exports; it may not import more, since every module of the package runs it first.
-EXPORTED = {*ORDER[0], "ops", "layers", "mixers", "models", "decode", "extend"}
+EXPORTED = {*ORDER[0], "ops", "layers", "mixers", "models", "decode", "extend", "generation"}
 #: Names of the package itself that any room may import.
 PACKAGE_NAMES = {"__version__"}
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from latte.models.cache import LatteCache
+from latte.models.cache import LatteCache, ModelState
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import padding_mask
 from latte.models.loss import next_token_loss
@@ -124,6 +124,14 @@ class CausalLM(PreTrainedModel, GenerationMixin):
             return None
         logits = self._engine.logits(self.body, self.get_output_embeddings(), ids_BT, cache)
         return None if logits is None else self.finish_logits(logits)
+
+    def decode_each(self, ids_BT: Tensor, cache: LatteCache) -> tuple[Tensor, list[ModelState]] | None:
+        """Logits (B, T, words) behind each of a few tokens and the state after each, the cache as it was.
+
+        None where the decode engine does not serve.
+        """
+        read = self._engine.logits_of_each(self.body, self.get_output_embeddings(), ids_BT, cache)
+        return None if read is None else (self.finish_logits(read[0]), read[1])
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
