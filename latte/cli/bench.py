@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -25,5 +26,10 @@ def run(recipe: BenchRecipe) -> Outcome:
     from latte.bench import run as measure
 
     say = partial(Console().print, highlight=False, markup=False)
+    if recipe.suite in ("batching", "speculation"):
+        from latte.bench.serving import run as measure_serving
+
+        measure_serving(recipe.suite, recipe.model, recipe.draft, recipe.quick, Path(recipe.out), say)
+        return Outcome({"out": recipe.out})
     measure(recipe.suite, recipe.lengths or None, quick=recipe.quick, out=recipe.out, say=say)
     return Outcome({"out": recipe.out})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -18,7 +20,7 @@ from latte.recipe import GenerateRecipe
 NEEDS = "latte.eval.run"
 DESCRIPTION = """Continue a text, showing it as it comes: `latte generate MODEL --prompt "def main"`. A prompt file may
 have any length: only the model's state is kept. --save_state keeps that state and --load_state goes on from it, so that
-a long document is read once and asked many times."""
+a long document is read once and asked many times. --prompts_file continues many prompts together."""
 EXAMPLE = "latte generate runs/mine --prompt 'def main'"
 
 
@@ -28,6 +30,8 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 
 def run(recipe: GenerateRecipe) -> Outcome:
     """Read, perhaps save, and write to standard output."""
+    if recipe.prompts_file is not None:
+        return run_many(recipe, Path(recipe.prompts_file))
     from latte.eval.generate import Reader, stream_text, text_blocks
     from latte.loading import load_any
 
@@ -47,6 +51,20 @@ def run(recipe: GenerateRecipe) -> Outcome:
         show(piece)
     sys.stdout.write("\n" if recipe.max_new_tokens else "")
     return Outcome({"text": "".join(pieces), "read_tokens": read, "new_tokens": reader.count - read})
+
+
+def run_many(recipe: GenerateRecipe, path: Path) -> Outcome:
+    """Continue every prompt of a file, many at a time, and write a line of JSON for each."""
+    from latte.eval.many import continue_all, read_prompts
+    from latte.loading import load_any
+
+    prompts = read_prompts(path, recipe)
+    model, tokenizer = load_any(recipe.model)
+    answers = []
+    for answer in continue_all(model, tokenizer, prompts, recipe.rows, lambda line: print(line, file=sys.stderr)):
+        answers.append(asdict(answer))
+        print(json.dumps(answers[-1], ensure_ascii=False), flush=True)
+    return Outcome({"answers": answers, "new_tokens": sum(answer["new_tokens"] for answer in answers)})
 
 
 @contextmanager

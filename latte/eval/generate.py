@@ -11,20 +11,13 @@ from typing import IO, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import PreTrainedTokenizerBase
 
 from latte.data.tokenizer import cut_point
 from latte.errors import UserError
 from latte.eval.caches import load_cache, save_cache, snapshot
 from latte.files import MANIFEST, Damaged, verify_folder, whole_folder
+from latte.generation.sampling import Sampling, choose
 from latte.models import LatteCache
 from latte.recipe import WriteRecipe
 
@@ -39,7 +32,6 @@ RUN_TIME = {"use_cache", "dtype", "torch_dtype", "_name_or_path", "transformers_
     "id2label",
     "label2id",
 }
-REMEMBERED = 1024  # written tokens that the repetition penalty applies to
 
 #: Why a text ends: by its end token, a stop string, its greatest length, or because it was asked to.
 Ended = Literal["end", "stop", "length", "stopped"]
@@ -107,17 +99,11 @@ class Reader:
         """
         if self.waiting is None:
             raise UserError("there is nothing to continue: give a prompt, a prompt file or a saved state")
-        chance = torch.Generator(device=self.model.device).manual_seed(recipe.seed)
-        warpers, self.written = _warpers(recipe), []
+        sampling, self.written = sampling_of(recipe), []
+        chance = sampling.generator(self.model.device)
         ends = {*ends, *self.ends()} if recipe.stop_at_end else set()
         for _ in range(recipe.max_new_tokens):
-            logits = self._forward([self.waiting]).float()
-            context = torch.tensor([self.written[-REMEMBERED:]], dtype=torch.long, device=logits.device)
-            scores: Tensor = warpers(context, logits)  # type: ignore[arg-type]
-            if recipe.temperature == 0:
-                token = int(scores.argmax())
-            else:
-                token = int(torch.multinomial(scores.softmax(dim=-1), 1, generator=chance))
+            (token,) = choose(self._forward([self.waiting]), [sampling], [self.written], [chance])
             self.waiting = token
             self.count += 1
             if token in ends:
@@ -283,16 +269,7 @@ def fingerprint(model: Any) -> str:
     return total.hexdigest()
 
 
-def _warpers(recipe: WriteRecipe) -> LogitsProcessorList:
-    chosen: list[Any] = []
-    if recipe.repetition_penalty != 1:
-        chosen.append(RepetitionPenaltyLogitsProcessor(recipe.repetition_penalty))
-    if recipe.temperature > 0:
-        chosen.append(TemperatureLogitsWarper(float(recipe.temperature)))
-        if recipe.top_k > 0:
-            chosen.append(TopKLogitsWarper(recipe.top_k))
-        if recipe.top_p < 1:
-            chosen.append(TopPLogitsWarper(recipe.top_p))
-        if recipe.min_p > 0:
-            chosen.append(MinPLogitsWarper(recipe.min_p))
-    return LogitsProcessorList(chosen)
+def sampling_of(recipe: WriteRecipe) -> Sampling:
+    """A recipe's settings of the next token."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return Sampling(**{name: getattr(recipe, name) for name in names})

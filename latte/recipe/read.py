@@ -95,6 +95,11 @@ class GenerateRecipe(WriteRecipe):
     """Text to continue."""
     prompt_file: str | None = None
     """A file to continue, of any length; - is standard input."""
+    prompts_file: str | None = None
+    """Many prompts, continued together: one a line, or JSON lines ({"prompt": ..., "temperature": ..., "seed": ...}) in
+    a file named .jsonl. Answers are JSON lines in the same order."""
+    rows: int = 32
+    """Prompts of prompts_file that are continued at a time."""
     load_state: str | None = None
     """Continue from a state written by --save_state; a prompt is read after it."""
     save_state: str | None = None
@@ -104,6 +109,12 @@ class GenerateRecipe(WriteRecipe):
         super().__post_init__()
         if self.prompt is not None and self.prompt_file is not None:
             raise UserError("both prompt and prompt_file were given, expected one of them")
+        if self.rows < 1:
+            raise UserError(f"rows is {self.rows}, expected at least 1")
+        if self.prompts_file is not None:
+            for name in ("prompt", "prompt_file", "load_state", "save_state"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"both prompts_file and {name} were given, expected one of them")
 
 
 @dataclass

@@ -58,7 +58,12 @@ class BenchRecipe:
     """What to time."""
 
     suite: str = "all"
-    """ops, layers, models, decode, memory, allocator, registry or all."""
+    """ops, layers, models, decode, memory, allocator, registry or all; or by themselves batching (many requests in one
+    batch) and speculation (guesses of a draft)."""
+    model: str = ""
+    """batching and speculation: a model's folder or name; a pretrained one is extended first."""
+    draft: str = ""
+    """speculation: a smaller model with the same tokens."""
     lengths: list[int] = field(default_factory=list)
     """Tokens; default: the suite's own lengths."""
     quick: bool = False
