@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -27,12 +28,19 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 
 def run(recipe: ReportRecipe, text: str | None = None) -> Outcome:
     """Write the page and say where it is."""
-    from latte.report import build_report, render_report
+    from latte.report import build_report, render_report, report_of_extension
 
+    path = Path(recipe.folder) / "report.html" if recipe.out is None else Path(recipe.out)
+    page = report_of_extension(Path(recipe.folder))
+    if page is not None:
+        return _write(path, page, runs=[Path(recipe.folder).name], notes=[])
     say = partial(Console(stderr=True).print, highlight=False)
     report = build_report(recipe.folder, text=text, measure=recipe.measure, sample_tokens=recipe.sample_tokens, say=say)
-    path = Path(recipe.folder) / "report.html" if recipe.out is None else Path(recipe.out)
+    return _write(path, render_report(report), runs=[run.name for run in report.runs], notes=report.notes)
+
+
+def _write(path: Path, page: str, **about: Any) -> Outcome:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_report(report), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
     print(f"wrote {path}")
-    return Outcome({"written": path, "runs": [run.name for run in report.runs], "notes": report.notes})
+    return Outcome({"written": path, **about})

@@ -62,8 +62,8 @@ def judge(
     filler = next(iter(texts.values())).documents
     room = sum(map(len, filler))
     missing = unreached(texts, recipe)
-    for text, lengths in missing.items():
-        say(f"nothing at {_listed(lengths)} tokens on {text}: {_longest(text, texts, room)}")
+    for which, beyond in missing.items():
+        say(f"nothing at {_listed(beyond)} tokens on {which}: {_longest(which, texts, room)}")
     for who in contenders:
         lengths = recipe.contexts + recipe.long_contexts + recipe.retrieval_contexts
         within = who.longest or max(lengths, default=0)

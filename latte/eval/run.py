@@ -16,8 +16,8 @@ from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.eval.stream import Evaluation, Text, evaluate, longest_context
 from latte.files import write_text
-from latte.loading import load
-from latte.loading.layout import read_recipe
+from latte.loading import load, load_any
+from latte.loading.layout import read_extension, read_recipe
 from latte.recipe import DataRecipe, EvalRecipe
 
 
@@ -27,7 +27,8 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
     Raises:
         UserError: a model, text or context that can't be used.
     """
-    model, tokenizer = load(recipe.model, recipe.tokenizer)
+    named = recipe.tokenizer is not None
+    model, tokenizer = load(recipe.model, recipe.tokenizer) if named else load_any(recipe.model)
     text = read_text(recipe, tokenizer)
     contexts = recipe.contexts or default_contexts(recipe, model, text)
     result = evaluate(model, text, contexts, on_tokens=on_tokens)
@@ -47,9 +48,12 @@ def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
         texts = open_source(recipe.source, settings).documents()
         return take(_encoded(tokenizer, texts), tokenizer, recipe)
     run = read_recipe(recipe.model)
-    if run is None:
+    if run is not None:
+        return take(prepare(run.data).valid.documents(), tokenizer, recipe)
+    extension = read_extension(recipe.model)
+    if extension is None:
         raise UserError(f"{recipe.model} is not a run's folder, so it has no validation text of its own: give --source")
-    return take(prepare(run.data).valid.documents(), tokenizer, recipe)
+    return take(prepare(extension.data, tokenizer=tokenizer).valid.documents(), tokenizer, recipe)
 
 
 def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizerBase, recipe: EvalRecipe) -> Text:
@@ -75,8 +79,10 @@ def take(pairs: Iterable[tuple[np.ndarray, int]], tokenizer: PreTrainedTokenizer
 
 def default_contexts(recipe: EvalRecipe, model: Any, text: Text) -> list[int]:
     """A quarter of the training length to eight times it, as far as the model's positions and the documents allow."""
-    run = read_recipe(recipe.model)
+    run, extension = read_recipe(recipe.model), read_extension(recipe.model)
     trained = 512 if run is None else run.data.sequence_length
+    if extension is not None:
+        trained = max((stage.sequence_length for stage in extension.stages().values()), default=trained)
     limit = min(longest_context(model) or text.longest, text.longest)
     lengths = [max(1, trained // 4), max(1, trained // 2), trained, 2 * trained, 4 * trained, 8 * trained]
     return [length for length in lengths if length <= limit] or [max(1, limit)]

@@ -19,7 +19,7 @@ OUT/                     written by latte compare: a run's folder for each model
 OUT-run/                 written by latte extend: config.yaml, data.json, a run's folder for each stage, and
   check.json             largest differences between the logits of the converted and the pretrained model
   judge.json             every measurement, written as soon as it is made
-  results.json           all figures; also in OUT, beside the extended model
+  results.json           all figures; also in OUT, beside the extended model, its recipe.yaml and report.html
   STAGE/layers.json      distance of each layer from the pretrained one after the stage
   STAGE/layers_before.json   the same before the first stage
 """
@@ -30,7 +30,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from latte.recipe import Recipe, from_yaml
+from latte.recipe import ExtendRecipe, Recipe, from_yaml
 
 CONFIG, DATA, LOCK = "config.yaml", "data.json", ".lock"
 TOKENIZER, CHECKPOINTS, MODEL = "tokenizer", "checkpoints", "model"
@@ -39,6 +39,7 @@ EVAL, SAMPLES = "eval.json", "samples.json"
 #: One run's row of a comparison, in the run's folder, and all rows, in the comparison's.
 COMPARED, COMPARISON = "compare.json", "results.json"
 CHECK, JUDGED, EXTENSION_RESULTS = "check.json", "judge.json", "results.json"
+RECIPE = "recipe.yaml"  # beside an extended model
 LAYERS_BEFORE, LAYERS = "layers_before.json", "layers.json"
 
 
@@ -50,6 +51,16 @@ def read_recipe(folder: str | Path) -> Recipe | None:
     """
     path = Path(folder) / CONFIG
     return from_yaml(Recipe, path) if path.is_file() else None
+
+
+def read_extension(folder: str | Path) -> ExtendRecipe | None:
+    """The recipe beside an extended model; None if the folder has none.
+
+    Raises:
+        UserError: the file is not a recipe of an extension.
+    """
+    path = Path(folder) / RECIPE
+    return from_yaml(ExtendRecipe, path) if path.is_file() and (path.parent / EXTENSION_RESULTS).is_file() else None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

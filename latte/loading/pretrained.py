@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
+import torch
 from gguf import GGUFReader
 from huggingface_hub import metadata_load, snapshot_download
+from safetensors import safe_open
 from tokenizers import pre_tokenizers
 from transformers import GgufConfig, PreTrainedTokenizerBase
 
@@ -46,6 +49,7 @@ class Original:
     name: str  # short, for the model card
     licence: str | None  # as the source states it
     digest: str  # changes with the weights and their configuration
+    dtype: torch.dtype = torch.float32  # in which its weights are stored
 
 
 def load_original(name: str, say: Say = lambda message: None) -> Original:
@@ -90,7 +94,15 @@ def _from_folder(folder: Path, name: str) -> Original:
     check_weights(weights)
     model, tokenizer = _load(folder)
     digest = digest_json({file.name: digest_file(file) for file in [folder / "config.json", *weights]})
-    return Original(model, tokenizer, name, _licence(folder / "README.md"), digest)
+    return Original(model, tokenizer, name, _licence(folder / "README.md"), digest, _stored_dtype(weights[0]))
+
+
+def _stored_dtype(file: Path) -> torch.dtype:
+    """The type of most weights in a safetensors file: of the largest tensor."""
+    with safe_open(file, "pt") as tensors:
+        slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118  (not a dictionary)
+        largest = max(slices, key=lambda part: math.prod(part.get_shape()))
+        return {"BF16": torch.bfloat16, "F16": torch.float16}.get(largest.get_dtype(), torch.float32)
 
 
 def _fetch(name: str, say: Say) -> Path:

@@ -2,7 +2,7 @@
 
 from latte.recipe.compare import CompareRecipe
 from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe
-from latte.recipe.files import flatten, from_yaml, require_same, to_yaml
+from latte.recipe.files import anchored, flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
 from latte.recipe.show import BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
 from latte.recipe.train import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
@@ -28,6 +28,7 @@ __all__ = [
     "StageRecipe",
     "TrainRecipe",
     "WriteRecipe",
+    "anchored",
     "flatten",
     "from_yaml",
     "require_same",

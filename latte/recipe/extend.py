@@ -122,8 +122,8 @@ class ExtendRecipe:
     """Attention weight of the latents at the start of training; default: the weight that the pretrained attention gives
     to tokens beyond the window."""
     data: DataRecipe = field(default_factory=DataRecipe)
-    """Text; data.tokenizer and data.sequence_length are not used, the model's own tokenizer and each stage's length
-    are."""
+    """Text that the model is taught on: by default Python's own sources, so give data.source for text like yours.
+    data.tokenizer and data.sequence_length are not used, the model's own tokenizer and each stage's length are."""
     transfer: StageRecipe = field(default_factory=lambda: StageRecipe(steps=200))
     """First: every layer's output is fitted to the pretrained layer's on the same input."""
     distil: DistilRecipe = field(default_factory=lambda: DistilRecipe(steps=200, learning_rate=1e-3))
@@ -141,12 +141,28 @@ class ExtendRecipe:
     dry_run: bool = False
     """Only print the cost: parameters, tokens, memory, time on this machine."""
 
+    def stages(self) -> dict[str, StageRecipe]:
+        """The stages that have steps, by name, in the order in which they run."""
+        every: dict[str, StageRecipe] = {name: getattr(self, name) for name in STAGES}
+        return {name: stage for name, stage in every.items() if stage.steps}
+
+    @property
+    def attended(self) -> int:
+        """Tokens that the pretrained attention sees itself: the latents matter only behind as many."""
+        return self.window + self.sinks + 1
+
     def __post_init__(self) -> None:
         for name, least in (("window", 0), ("sinks", 0), ("latents", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}, expected at least {least}")
         if self.opening is not None and not 0 < self.opening < 1:
             raise UserError(f"opening is {self.opening}, expected a number between 0 and 1")
+        for name, stage in self.stages().items():
+            if stage.sequence_length <= self.attended:
+                raise UserError(
+                    f"{name}.sequence_length is {stage.sequence_length}, expected more than {self.attended}, which "
+                    "window and sinks see: the latents would learn nothing"
+                )
         if self.distil.lora_rank and self.lengthen.steps and self.lengthen.divergence:
             raise UserError(
                 f"lengthen.divergence is {self.lengthen.divergence} after a stage with distil.lora_rank, expected 0: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -10,11 +10,24 @@ from latte.errors import UserError
 
 R = TypeVar("R")
 
-#: Settings that may change when a run is resumed: they do not change its result.
+#: Settings that may change when a run is resumed: they do not change its result. Where text lies is one of them: what
+#: it says is compared by its digest.
 FREE = frozenset(
-    {"out", "data.cache", "train.micro_batch_size", "train.strategy", "train.log_every", "train.eval_every"}
+    {
+        "out",
+        "data.cache",
+        "data.source",
+        "data.valid_source",
+        "train.micro_batch_size",
+        "train.strategy",
+        "train.log_every",
+        "train.eval_every",
+    }
     | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
 )
+#: Settings that may be a path; a name that is not on disk stays a name.
+PATHS = frozenset({"source", "valid_source", "tokenizer", "pretrained", "sources", "model"})
+RESERVED = ("python-stdlib", "bpe", "bytes", "smollm2-135m", "")
 #: What is measured after training may change as well, and is then measured again.
 FREE_GROUPS = ("judge.",)
 #: A run may be made longer: it goes on from its last state.
@@ -48,6 +61,25 @@ def require_same(mine: dict[str, Any], recorded: dict[str, Any], where: str) -> 
         said = "; ".join(f"{name} was {recorded.get(name)!r}, now {mine.get(name)!r}" for name in differ[:3])
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
         raise UserError(f"{where} belongs to another run ({said}{more}): give another --out, or the same settings")
+
+
+def anchored(recipe: R) -> R:
+    """The recipe with the paths in it made absolute, so that a run is found from any folder."""
+    changes: dict[str, Any] = {}
+    for entry in fields(recipe):  # type: ignore[arg-type]
+        value = getattr(recipe, entry.name)
+        if is_dataclass(value):
+            changes[entry.name] = anchored(value)
+        elif entry.name in PATHS and isinstance(value, str):
+            changes[entry.name] = _absolute(value)
+        elif entry.name in PATHS and isinstance(value, list):
+            changes[entry.name] = [_absolute(item) for item in value]
+    return replace(recipe, **changes)  # type: ignore[type-var]
+
+
+def _absolute(value: str) -> str:
+    path = Path(value).expanduser()
+    return value if value in RESERVED or not path.exists() else str(path.absolute())
 
 
 def to_yaml(recipe: Any) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from latte import __version__
+from latte.errors import UserError
 from latte.eval.extension import EXTENDED, GAP_CLOSED, ORIGINAL, SINKS
+from latte.loading.layout import EXTENSION_RESULTS, read_extension
 from latte.recipe import STAGES
 from latte.report.extension_charts import (
     COLORS,
@@ -26,6 +30,20 @@ from latte.report.extension_charts import (
     progress_chart,
 )
 from latte.report.page import render_page
+
+
+def report_of_extension(folder: Path) -> str | None:
+    """The page of a folder that latte extend wrote; None if it is another folder.
+
+    Raises:
+        UserError: its figures can't be read.
+    """
+    if read_extension(folder) is None:
+        return None
+    try:
+        return render_results(json.loads((folder / EXTENSION_RESULTS).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UserError(f"{folder / EXTENSION_RESULTS} is not JSON") from error
 
 
 def render_results(results: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from latte import __version__
@@ -21,8 +22,8 @@ tags: [latte, linear-attention, long-context]
 
 {name} with its attention replaced by Latte-Macchiato: it reads text of any length at linear cost and writes from a
 state of one size. Its own attention still sees the last {window} tokens and the first {sinks}; everything else comes
-through {latents} latents a head. {new:,} of its {all:,} parameters are new. Before training, with a window as long as
-the text, its logits were within {exact:.0e} of the original's.
+through {latents} latents a head. {new:,} of its {all:,} parameters are new; they were taught on {source}.
+Before training, with a window as long as the text, its logits were within {exact:.0e} of the original's.
 
 ```python
 import latte  # registers the architecture
@@ -50,6 +51,7 @@ def model_card(
         all=sum(parameter.numel() for parameter in model.parameters()),
         folder=recipe.out,
         version=__version__,
+        source="Python's own sources" if recipe.data.source == "python-stdlib" else Path(recipe.data.source).name,
         exact=results["check"]["as_original"],
     )
     return head + "".join(perplexity_table(text, rows) for text, rows in results["perplexity"].items()) + gaps(results)

@@ -24,7 +24,7 @@ from latte.files import digest_json, whole_folder, write_text
 from latte.loading.layout import MODEL, RESULT, TOKENIZER, read_metrics
 from latte.loading.models import load_model, model_weights
 from latte.models import LatteConfig, preset
-from latte.recipe import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
+from latte.recipe import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe, anchored
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
 from latte.train.folder import from_first, is_finished, run_folder, shared
@@ -55,6 +55,7 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
         UserError: settings, text or files that can't be used; a folder of another run; a loss that is not finite.
         Stopped: SIGTERM or SIGINT came; everything is saved.
     """
+    recipe = anchored(recipe)
     folder = Path(recipe.out)
     settings = recipe.train
     if recipe.model.pretrained is None:

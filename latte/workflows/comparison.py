@@ -19,7 +19,7 @@ from latte.files import digest_json, write_text
 from latte.loading.layout import COMPARED
 from latte.models import LatteForCausalLM, preset, variants
 from latte.models.presets import shared_overrides
-from latte.recipe import CompareRecipe, Recipe, to_yaml
+from latte.recipe import CompareRecipe, Recipe, anchored, to_yaml
 from latte.train import train
 
 Say = Callable[[str], None]
@@ -32,6 +32,7 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
         UserError: settings or text that can't be used, or a training that failed.
         Stopped: a signal came while training; everything is saved.
     """
+    recipe = anchored(recipe)
     recipes = plan(recipe, vocabulary(recipe))
     rows = []
     for name, settings in recipes.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from latte.eval.run import read_text, take
 from latte.eval.stream import Text
 from latte.extend.check import TOKENS, check_conversion
 from latte.extend.model import LatteExtendedForCausalLM, convert
-from latte.files import Damaged, digest_json, verify_folder, whole_folder, write_text
+from latte.files import Damaged, digest_json, remove, verify_files, whole_folder, write_text
 from latte.loading import Original, load_original
-from latte.loading.layout import CHECK, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
-from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
+from latte.loading.layout import CHECK, CHECKPOINTS, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
+from latte.loading.weights import READ
+from latte.recipe import DataRecipe, EvalRecipe, ExtendRecipe, anchored, to_yaml
 from latte.report.extension import render_results
 from latte.report.extension_plots import write_plots
 from latte.report.model_card import model_card
@@ -48,10 +50,12 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
     console = console or Console(file=sys.stderr)
     out, run = Path(recipe.out), Path(f"{recipe.out.rstrip('/')}-run")
     _require_free(out, run)
+    recipe = anchored(recipe)
     original, corpus = open_inputs(recipe, console)
     options = mixer_options(recipe)
+    stages = plan_stages(recipe, corpus, run)
     args = training_arguments(run, recipe.transfer.train_recipe(recipe.seed))
-    with run_folder(run, args, recipe, digest_json([original.digest, corpus.digest])):
+    with _nothing_left_of_a_refusal(run), run_folder(run, args, recipe, digest_json([original.digest, corpus.digest])):
         if _is_done(out, recipe):
             console.print(f"{out} is finished already: nothing to do")
             return out
@@ -62,13 +66,12 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         )
         seed_everything(recipe.seed)
         model = convert(copy.deepcopy(original.model), options)
-        stages = plan_stages(recipe, corpus, run)
         for number, stage in enumerate(stages, 1):
             console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
             if not stage.is_finished():
                 open_latents(model, stages[0], recipe.opening)
             stage.run(model, console)
-        model.requires_grad_(False).eval()
+        round_to(model.requires_grad_(False).eval(), original.dtype)
         figures = judge(
             contenders(original, model, options, recipe),
             original.tokenizer,
@@ -99,6 +102,25 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             with whole_folder(out, kind=KIND, recipe=_key(recipe)) as scratch:
                 write_result(scratch, model, original, results, recipe)
     return out
+
+
+@torch.no_grad()
+def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round weights to the type they will be saved in, so that what is measured is what is saved."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
+@contextmanager
+def _nothing_left_of_a_refusal(run: Path) -> Iterator[None]:
+    """Remove the run's folder if it is new and the extension is refused before anything was trained."""
+    new = not run.exists()
+    try:
+        yield
+    except UserError:
+        if new and run.is_dir() and not any(run.glob(f"*/{CHECKPOINTS}/*")):
+            remove(run)
+        raise
 
 
 def once(file: Path, measure: Callable[[], Any]) -> Any:
@@ -133,6 +155,10 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
     """The pretrained model, and the corpus encoded with its tokenizer."""
     if not recipe.model:
         raise UserError("no model was given: expected a folder, a name on the hub, a GGUF file, or smollm2-135m")
+    if recipe.data.source == DataRecipe().source:
+        console.print(
+            "[bold]teaching on Python's own sources[/bold], the default: give --data.source for text like the model's"
+        )
     original = load_original(recipe.model, console.print)
     corpus = prepare(recipe.data, console.print, original.tokenizer)
     return original, corpus
@@ -198,6 +224,7 @@ def write_result(
     folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
 ) -> None:
     """Write the model, its tokenizer and card, the results as JSON, page and plots, and the recipe."""
+    model.to(dtype=original.dtype)  # type: ignore[call-arg]  (its own annotation is wrong)
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
@@ -220,7 +247,7 @@ def _is_done(out: Path, recipe: ExtendRecipe) -> bool:
     if not out.exists():
         return False
     try:
-        manifest = verify_folder(out)
+        manifest = verify_files(out, lambda file: file.endswith(READ))  # its page may be written again
     except Damaged as damage:
         raise UserError(f"{out} holds other files ({damage}): give another --out, or move it away") from None
     return manifest.get("kind") == KIND and manifest.get("recipe") == _key(recipe)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from latte.data import Batch, Corpus, PackedRows
+from latte.errors import UserError
 from latte.eval.gap import Gap
 from latte.extend.layer import CLOSED
 from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
@@ -20,7 +21,7 @@ from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.files import write_text
 from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
-from latte.recipe import STAGES, DistilRecipe, ExtendRecipe, StageRecipe
+from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
 from latte.train import checkpoint
 from latte.train.run import Result, fit, is_finished, share, step_batches
 from latte.train.trainer import training_arguments
@@ -141,18 +142,23 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
     """The stages of a recipe that have steps.
 
     Raises:
-        UserError: too little text for a stage's rows.
+        UserError: too little text for a stage's rows, or documents that end within the window.
     """
     stages: list[Stage] = []
-    for name in STAGES:
-        settings: StageRecipe = getattr(recipe, name)
-        if settings.steps:
-            length = settings.sequence_length
-            setting = f"{name}.sequence_length"
-            rows = PackedRows(corpus.train, length, f"training part, for stage {name},", setting)
-            held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},", setting)
-            changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
-            stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
+    for name, settings in recipe.stages().items():
+        length = settings.sequence_length
+        setting = f"{name}.sequence_length"
+        rows = PackedRows(corpus.train, length, f"training part, for stage {name},", setting)
+        held_out = PackedRows(corpus.valid, length, f"validation part, for stage {name},", setting)
+        changed = any(getattr(stage.settings, "lora_rank", 0) for stage in stages)
+        stages.append(Stage(name, settings, folder / name, rows, held_out, recipe.seed, changed))
+    for part, tokens in (("training", corpus.train), ("validation", corpus.valid)) if stages else ():
+        longest = int((tokens.starts[1:] - tokens.starts[:-1]).max())
+        if longest <= recipe.attended:
+            raise UserError(
+                f"the longest document of the {part} part has {longest:,} tokens, and window and sinks see "
+                f"{recipe.attended:,}: the latents would learn nothing, give longer documents or a shorter --window"
+            )
     return stages
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from latte.cli.main import main
 from latte.data.tokenizer import train_bpe
+from latte.errors import UserError
+from latte.recipe import ExtendRecipe
+from latte.workflows.extension import open_inputs
 from tests.extend.families import small_model
 
 TEXT = " ".join(
@@ -114,6 +121,11 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     assert len(before) == len(after) == 3
     assert results["decoding"]["extended"]["32"]["seconds_per_token"] > 0
     assert set(results["retrieval"]["extended"]["64"]) == {"0.1", "0.5", "0.9"}
+    with chdir(folder):  # the folder is taken like a run's, from any other folder
+        assert main(["eval", "out", "--contexts", "32", "--json"]) == 0
+        assert main(["inspect", "out", "--text", "the red fox saw", "--out", "look.html"]) == 0
+        assert main(["report", "out"]) == 0
+        assert "Latte extension" in (out / "report.html").read_text()
     again = extend(arguments(folder, **{"distil.lora_rank": 2, "distil.next_token": 0.1}))
     assert again.returncode == 0
     assert "nothing to do" in " ".join(again.stderr.split())  # the console breaks lines where they are long
@@ -148,29 +160,54 @@ def test_plan_shows_what_it_would_take_and_writes_nothing(folder: Path) -> None:
     assert not (folder / "out-run").exists()
 
 
+LONG_ROWS = {f"{stage}.sequence_length": 1100 for stage in ("transfer", "distil", "lengthen")}
+WIDE = {"window": 1000, "data.valid_source": "train.txt", **LONG_ROWS}
 MISTAKES = {
     "no model": ({}, "nowhere"),
     "empty corpus": ({"data.source": "empty.txt"}, "empty"),
     "no corpus": ({"data.source": "missing.txt"}, "missing.txt"),
     "short corpus": ({"transfer.sequence_length": 100000}, "fewer than one row"),
     "bad window": ({"window": -1}, "window is -1, expected at least 0"),
+    "short stage": (
+        {"window": 60},
+        "transfer.sequence_length is 48, expected more than 63",
+    ),
+    "short text": (WIDE, "the longest document of the training part has"),
     "setting": ({"windw": 3}, "unknown setting windw"),
     "no teacher": ({"distil.lora_rank": 2, "lengthen.divergence": 0.5}, "the model no longer holds its teacher"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_get_one_sentence_and_leave_nothing(folder: Path, mistake: str) -> None:
+def test_mistakes_get_one_sentence_and_leave_nothing(
+    folder: Path, mistake: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings, sentence = MISTAKES[mistake]
     settings = {name: folder / value if str(value).endswith(".txt") else value for name, value in settings.items()}
     given = arguments(folder, **settings)
     if mistake == "no model":
         given[0] = str(folder / "nowhere")
-    done = extend(given)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert sentence in done.stderr, done.stderr
+    assert main(["extend", *given]) != 0
+    said = capfd.readouterr().err
+    assert sentence in said, said
     assert not (folder / "out").exists()
+    assert not (folder / "out-run").exists()  # it would block the corrected command
+
+
+def test_a_model_of_half_precision_is_saved_so_and_the_default_text_is_named(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "pretrained", dtype=torch.bfloat16)
+    model.save_pretrained(folder / "pretrained")
+    short = {"distil.steps": 0, "lengthen.steps": 0, "transfer.steps": 1, "transfer.sequence_length": 48}
+    judged = {"judge.contexts": "[32]", "judge.long_contexts": "[]", "judge.retrieval_contexts": "[]"}
+    done = extend(arguments(folder, **short, **judged, **{"judge.decode_contexts": "[]"}))
+    assert done.returncode == 0, done.stderr
+    assert {value.dtype for value in weights(folder / "out").values()} == {torch.bfloat16}
+    assert json.loads((folder / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert "they were taught on train.txt" in (folder / "out" / "README.md").read_text()
+    said = io.StringIO()
+    with pytest.raises(UserError, match="nowhere"):
+        open_inputs(ExtendRecipe(model=str(folder / "nowhere")), Console(file=said))
+    assert "teaching on Python's own sources" in said.getvalue()
 
 
 def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
