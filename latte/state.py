@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -116,12 +116,12 @@ class State:
         together = iter([torch.cat(tensors) for tensors in zip(*rows, strict=True)])
         return first.map(lambda _: next(together))
 
-    def save(self, path: str | Path) -> None:
-        """Write to a safetensors file, whole or not at all."""
+    def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> None:
+        """Write to a safetensors file, whole or not at all; ``notes`` stand in its header."""
         path = Path(path)
         scratch = path.with_name(path.name + ".part")
         tensors = {name: tensor.detach().contiguous().clone() for name, tensor in self.tensors()}
-        metadata = {"format": FORMAT, "layout": json.dumps(_layout(self))}
+        metadata = {**(notes or {}), "format": FORMAT, "layout": json.dumps(_layout(self))}
         safetensors.torch.save_file(tensors, scratch, metadata=metadata)
         scratch.replace(path)
 
@@ -133,6 +133,11 @@ class State:
             ValueError: the file is not a saved state, is damaged, or holds a kind this version does not know.
             FileNotFoundError: there is no such file.
         """
+        return State.load_with_notes(path, device)[0]
+
+    @staticmethod
+    def load_with_notes(path: str | Path, device: torch.device | str = "cpu") -> tuple[State, dict[str, str]]:
+        """The same, and the notes that were saved with it."""
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no state file at {path}")
@@ -147,7 +152,8 @@ class State:
                 f"{path} is not a state that this version reads: its format is {metadata.get('format')!r}, "
                 f"expected {FORMAT!r}"
             )
-        return _build(json.loads(metadata["layout"]), tensors, "", path)
+        layout = json.loads(metadata.pop("layout"))
+        return _build(layout, tensors, "", path), metadata
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

@@ -8,22 +8,9 @@ from itertools import chain, repeat
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
-
-def unhooked(*modules: nn.Module) -> bool:
-    """Whether calling these runs their class's ``forward`` and nothing else: no hooks, nothing put in its place."""
-    for module in modules:
-        own = module.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or "_compiled_call_impl" in own:
-            return False
-    return True
-
-
-def globally_hooked() -> bool:
-    """Whether some hook watches every module."""
-    return bool(_global_forward_hooks or _global_forward_pre_hooks)
+from latte.layers.hooks import unhooked
 
 
 class Guard:

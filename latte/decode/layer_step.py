@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from latte.decode.guard import unhooked
 from latte.layers.feeds import GATE_POWER, RGLRU, ConvFeed
+from latte.layers.hooks import unhooked
 from latte.layers.linear import Linear, split_heads
 from latte.layers.window import Window
 from latte.mixers.latte import LatteMixer, LatteMixerState

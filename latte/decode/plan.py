@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte.decode.guard import Guard, unhooked
+from latte.decode.guard import Guard
 from latte.layers.feeds import GATE_POWER, RGLRU, ConvFeed, Feed
+from latte.layers.hooks import unhooked
 from latte.layers.linear import RMSNorm
 from latte.mixers.latte import LatteMixer
 from latte.models.engine import Anatomy, Unfit

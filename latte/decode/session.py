@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latte.decode.guard import globally_hooked
 from latte.decode.plan import Plan, PlanMaker
+from latte.layers.hooks import globally_hooked
 from latte.mixers.latte import LatteMixerState
 from latte.models.cache import LatteCache, ModelState
 from latte.models.engine import Anatomy, Unfit

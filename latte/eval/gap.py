@@ -43,7 +43,11 @@ class Gap:
             for row in self.rows:
                 hidden_BTD, reading = model.read_as(mode, row["input_ids"], reset=row["reset"])
                 loss = next_token_loss(
-                    hidden_BTD, model.output_weight, row["labels"], tokens=reading.tokens, finish=model.finish_logits
+                    hidden_BTD,
+                    model.get_output_embeddings(),
+                    row["labels"],
+                    tokens=reading.tokens,
+                    finish=model.finish_logits,
                 )
                 total += float(loss)
         return total / len(self.rows)

@@ -9,6 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from latte.extend.families import family_of
 from latte.mixers import mixer_class
 from latte.mixers.options import parse_options
+from latte.models.config import NO_LIMIT
 
 #: Fields of the pretrained configuration that transformers looks for on the outside.
 SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
@@ -21,6 +22,8 @@ class LatteExtendedConfig(PreTrainedConfig):
     Args:
         original: the pretrained model's configuration, as a dictionary with its ``model_type``.
         options: options of the mixer ``latte``, the same for all layers; ``num_latents`` counts those of one head.
+        return_logits: whether ``forward`` gives logits beside a loss; by default (None) in eval mode only.
+        max_position_embeddings: there is no limit, whatever the pretrained model had.
 
     Raises:
         UserError: a pretrained model that can't be extended.
@@ -37,6 +40,8 @@ class LatteExtendedConfig(PreTrainedConfig):
     num_hidden_layers: int = 0
     tie_word_embeddings: bool = True
     use_cache: bool = True
+    return_logits: bool | None = None
+    max_position_embeddings: int = NO_LIMIT
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None

@@ -18,6 +18,7 @@ from latte.layers.config import MixerConfig
 from latte.layers.rotary import Rotary
 from latte.layers.window import Window
 from latte.mixers.latte import LatteMixer, Windowed
+from latte.models.blocks import mixer_weights
 from latte.ops import softmax_attention, window_attention
 from latte.state import State
 from latte.tokens import Tokens
@@ -123,6 +124,7 @@ class Reading:
     after: dict[int, State] = field(default_factory=dict)
     mode: Literal["extended", "original", "transfer", "open"] = "extended"
     losses: dict[int, Tensor] = field(default_factory=dict)
+    weights: dict[int, Tensor] | None = None  # of attention, filled where they are wanted
     share: float | None = None  # for "open"
 
 
@@ -135,6 +137,8 @@ class ExtendedAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, *, reading: Reading, **_: Any) -> tuple[Tensor, None]:
         mixer, layer, x_BTD = self.mixer, self.mixer.layer, hidden_states
+        if reading.weights is not None:
+            reading.weights[layer] = mixer_weights(mixer, x_BTD, reading.tokens)
         if reading.mode == "extended":
             (state,) = (None,) if reading.before is None else reading.before[layer]
             y_BTD, after = mixer(x_BTD, state, reading.tokens)

@@ -39,7 +39,7 @@ def distillation_loss(
 
     ``known`` are the pretrained model's hidden states (:func:`teacher_states`); without them there is no divergence.
     """
-    hidden_BTD, _ = model.read(input_ids, reset=reset)
+    hidden_BTD = model.read(input_ids, reset=reset).hidden_BTD
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
     return _Distillation.apply(
         hidden_BTD.flatten(0, 1),

@@ -19,6 +19,7 @@ from latte.mixers import Mixer
 from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.inputs import embed, tokens_of
+from latte.models.loss import is_product
 
 
 class LatteExtendedForCausalLM(CausalLM):
@@ -27,7 +28,6 @@ class LatteExtendedForCausalLM(CausalLM):
     config_class = LatteExtendedConfig
     base_model_prefix = "base"
     supports_gradient_checkpointing = True
-    _is_stateful = True
     anatomy = ExtendedAnatomy()
     _no_split_modules = ["ExtendedAttention"]  # noqa: RUF012  (the base class declares it so)
 
@@ -84,10 +84,25 @@ class LatteExtendedForCausalLM(CausalLM):
     def get_output_embeddings(self) -> nn.Module:
         return self.base.get_output_embeddings()
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base.set_input_embeddings(value)
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.base.set_output_embeddings(value)
+
     @property
     def output_weight(self) -> Tensor:
-        """(vocabulary, width): hidden states times this are logits, before the model's finish."""
-        return cast(Tensor, self.get_output_embeddings().weight)
+        """(vocabulary, width): hidden states times this are logits, before the model's finish.
+
+        Raises:
+            ValueError: the head computes more than this product.
+        """
+        head = self.get_output_embeddings()
+        if not is_product(head):
+            raise ValueError(
+                f"the output head is a {type(head).__name__} with an adapter, hook or bias, expected a plain product"
+            )
+        return cast(Tensor, head.weight)
 
     @property
     def body(self) -> nn.Module:
@@ -102,9 +117,18 @@ class LatteExtendedForCausalLM(CausalLM):
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> Read:
-        hidden_BTD, _ = self.read_as("extended", input_ids, attention_mask, reset, cache, inputs_embeds)
-        return Read(hidden_BTD)
+        stream: list[Tensor] | None = [] if output_hidden_states else None
+        weights: dict[int, Tensor] | None = {} if output_attentions else None
+        hidden_BTD, _ = self.read_as(
+            "extended", input_ids, attention_mask, reset, cache, inputs_embeds, stream=stream, weights=weights
+        )
+        return Read(
+            hidden_BTD,
+            None if stream is None else tuple(stream),
+            None if weights is None else tuple(weights[layer] for layer in sorted(weights)),
+        )
 
     def read_as(
         self,
@@ -115,20 +139,29 @@ class LatteExtendedForCausalLM(CausalLM):
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
         share: float | None = None,
+        stream: list[Tensor] | None = None,
+        weights: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Reading]:
-        """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`."""
+        """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`.
+
+        The input of each layer, and the hidden states, go into ``stream``, attention weights into ``weights``.
+        """
         body: Any = self.body
         x_BTD = embed(body.embed_tokens, input_ids, inputs_embeds)
         tokens = tokens_of(x_BTD, attention_mask, reset, cache)
-        if cache is not None and tokens.plain and mode == "extended":
+        if cache is not None and tokens.plain and mode == "extended" and stream is None and weights is None:
             hidden_BTD = self._engine.hidden(body, x_BTD, cache)
             if hidden_BTD is not None:
                 return hidden_BTD, Reading(tokens, None)
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
-        reading = Reading(tokens, before, mode=cast(Any, mode), share=share)
+        reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights)
         for layer in body.layers:
+            if stream is not None:
+                stream.append(x_BTD)
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
         hidden_BTD = body.norm(x_BTD)
+        if stream is not None:
+            stream.append(hidden_BTD)
         if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple((reading.after[index],) for index in range(len(body.layers))), tokens)
         return hidden_BTD, reading

@@ -25,6 +25,23 @@ def build_norm(config: LatteConfig) -> nn.Module:
     return RMSNorm(config.hidden_size, config.norm_eps)
 
 
+def mixer_weights(mixer: Mixer, x_BTD: Tensor, tokens: Tokens) -> Tensor:
+    """How much of token s is in token t: (B, H, T, S), rows that sum to 1.
+
+    Raises:
+        ValueError: the mixer has no such weights, or the tokens stand behind a carried state.
+    """
+    if tokens.continues:
+        raise ValueError(
+            "output_attentions was asked for behind a cache, which keeps no single tokens to attend to: "
+            "expected all tokens in one call"
+        )
+    view = mixer.look(x_BTD, tokens).get("weights")
+    if view is None or not view.normalised:
+        raise ValueError(f"output_attentions was asked for, but mixer {mixer.name!r} has no weights that sum to 1")
+    return view.values
+
+
 class Block(GradientCheckpointingLayer):
     """The sublayers of one layer, one after another.
 
@@ -68,6 +85,21 @@ class Block(GradientCheckpointingLayer):
             read, states = self._read(x, states, part)
             y.copy_(read)
         return y_BTD, states
+
+    def attention_weights(self, x_BTD: Tensor, tokens: Tokens) -> Tensor:
+        """The weights (B, H, T, S) of the first mixer for this input of the block; quadratic in the length.
+
+        Raises:
+            ValueError: its weights do not sum to 1, or these tokens stand behind a state that keeps no single tokens.
+        """
+        for role in self.roles:
+            sublayer, norm = self._modules[role], self._modules[f"{role}_norm"]
+            assert sublayer is not None
+            assert norm is not None
+            if isinstance(sublayer, Mixer):
+                return mixer_weights(sublayer, norm(x_BTD), tokens)
+            x_BTD = x_BTD + self.dropout(sublayer(norm(x_BTD)))
+        raise ValueError("output_attentions was asked for, but a layer has no mixer")
 
     def _in_pieces(self, x_BTD: Tensor) -> bool:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x_BTD.shape[1] <= self.TOKENS_AT_ONCE:

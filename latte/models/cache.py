@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +13,13 @@ from transformers.cache_utils import Cache
 
 from latte.state import State, state
 from latte.tokens import Tokens
+
+#: Reads the first so many tokens of a call again.
+Reread = Callable[[int], object]
+#: Calls whose states are kept while the past is recorded: more than a draft has tokens.
+RECORDED = 256
+#: Under what name a saved cache keeps its number of columns.
+LENGTH = "length"
 
 
 @state
@@ -66,6 +75,7 @@ class LatteCache(Cache):
         super().__init__(layers=[])
         self.state = state
         self.length = length
+        self._past: deque[tuple[ModelState | None, int, Reread]] | None = None
 
     def __len__(self) -> int:
         return 0 if self.state is None else len(self.state.layers)
@@ -135,7 +145,7 @@ class LatteCache(Cache):
         """
         if self.state is None:
             raise ValueError("this cache has read no tokens yet: there is nothing to save")
-        self.state.save(path)
+        self.state.save(path, {LENGTH: str(self.length)})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> LatteCache:
@@ -144,10 +154,11 @@ class LatteCache(Cache):
         Raises:
             ValueError: the file holds something else than a model's state, or is damaged.
         """
-        loaded = State.load(path, device)
+        loaded, notes = State.load_with_notes(path, device)
         if not isinstance(loaded, ModelState):
             raise ValueError(f"{path} holds a {type(loaded).__name__}, expected a ModelState")
-        return cls(loaded, int(loaded.count_B.max()))
+        # Files of earlier versions do not say the length, which is this without padding and documents.
+        return cls(loaded, int(notes.get(LENGTH, loaded.count_B.max())))
 
     # What generate calls, under transformers' names.
 
@@ -183,7 +194,46 @@ class LatteCache(Cache):
         if self.state is not None:
             self.state = self.state.select(indices)
 
-    def crop(self, max_length: int) -> None:
-        raise ValueError(
-            f"a recurrent state can't be cut back to {max_length} tokens, expected snapshot() before, rollback() after"
-        )
+    @property
+    def is_croppable(self) -> bool:
+        return False  # unless the past is recorded
+
+    def activate_past_recording(self) -> None:
+        """Keep the states before each call from now on, so that :meth:`crop` can take tokens back."""
+        if self._past is None:
+            self._past = deque(maxlen=RECORDED)
+
+    def is_recording_past(self, layer_idx: int = 0) -> bool:
+        return self._past is not None
+
+    def about_to_read(self, again: Reread) -> None:
+        """Note the state before a call, if the past is recorded; ``again`` reads the call's first tokens."""
+        if self._past is not None:
+            self._past.append((self.state, self.length, again))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last ``-tokens_to_remove`` columns, and forget what was recorded before.
+
+        Tokens of a call that was taken back in part are read again: it costs a call on those that stay.
+
+        Raises:
+            ValueError: a positive number, or more tokens than were recorded.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes back {tokens_to_remove} tokens, expected a negative number of them, or 0")
+        target, past = self.length + tokens_to_remove, self._past
+        if tokens_to_remove and (not past or target < past[0][1]):
+            recorded = 0 if not past else self.length - past[0][1]
+            raise ValueError(
+                f"{-tokens_to_remove} tokens can't be taken out of a recurrent state, {recorded} were recorded: "
+                "expected activate_past_recording() before they were read, or snapshot() before and rollback() after"
+            )
+        again: Reread | None = None
+        while past and self.length > target:
+            self.state, self.length, again = past.pop()
+        if past is not None:
+            past.clear()
+        if again is not None and self.length < target:
+            self._past = None  # reading again is not recorded
+            again(target - self.length)
+            self._past = past

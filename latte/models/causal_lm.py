@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from latte.models.cache import LatteCache, ModelState
 from latte.models.engine import Anatomy, new_engine
-from latte.models.inputs import padding_mask
-from latte.models.loss import next_token_loss
+from latte.models.inputs import given_tokens, padding_mask, resets_of
+from latte.models.loss import logits_loss, mean_loss, next_token_targets, summed_loss
 from latte.tokens import Tokens
 
 
 class Read(NamedTuple):
-    """Hidden states after the last norm, and if asked for the residual stream before and after each layer."""
+    """What layers made of tokens.
+
+    Attributes:
+        hidden_BTD: hidden states after the last norm.
+        stream: if asked for, the input of each layer and then ``hidden_BTD``.
+        weights: if asked for, each layer's attention weights (B, H, T, S).
+    """
 
     hidden_BTD: Tensor
     stream: tuple[Tensor, ...] | None = None
+    weights: tuple[Tensor, ...] | None = None
 
 
 class CausalLM(PreTrainedModel, GenerationMixin):
@@ -43,11 +52,12 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def read(
         self,
         input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        reset: Tensor | None,
-        cache: LatteCache | None,
-        inputs_embeds: Tensor | None,
-        output_hidden_states: bool | None,
+        attention_mask: Tensor | None = None,
+        reset: Tensor | None = None,
+        cache: LatteCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> Read:
         """Read tokens behind those of the cache, and advance it."""
         raise NotImplementedError("an abstract method: every language model defines it")
@@ -56,6 +66,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         """What the model does to its logits in the end."""
         return logits
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -69,46 +80,98 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
         output_hidden_states: bool | None = None,
-        **_: Any,
+        output_attentions: bool | None = None,
+        position_ids: Tensor | None = None,
+        **keywords: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token, or with ``labels`` the loss.
+        """Logits of the next token, and with ``labels`` the loss.
 
         ``attention_mask`` (B, T, or longer with a cache: its last T columns count) is 0 at padding, anywhere in the
-        row; ``reset`` (B, T) is True at the first token of a document, anywhere in the row. Labels are shifted here;
-        -100, padding and each document's first token are not predicted. With labels the logits are left out, since the
-        loss never forms them whole: ``return_logits=True`` asks for them all the same. ``logits_to_keep`` keeps those
+        row; ``reset`` (B, T) is True at the first token of a document, anywhere in the row, and so say ``position_ids``
+        that start again at 0. Labels are shifted here (``shift_labels`` are not); -100, padding and each document's
+        first token are not predicted. In training the logits are left out beside labels, since the loss never forms
+        them whole: ``return_logits=True``, here or in the configuration, asks for them. ``logits_to_keep`` keeps those
         of the last tokens only.
 
         Raises:
-            ValueError: not exactly one of ids and embeddings, masks or labels that do not fit, or a cache of another
-                model or batch.
+            ValueError: not exactly one of ids and embeddings, masks or labels that do not fit, positions that skip, an
+                unknown keyword, or a cache of another model or batch.
         """
+        # Not among the arguments: Trainer takes every argument named after labels for one that each batch has.
+        shift_labels = keywords.pop("shift_labels", None)
+        config, cache, learns = self.config, past_key_values, labels is not None or shift_labels is not None
+        given_BT = given_tokens(input_ids, inputs_embeds)
+        reset = resets_of(self, given_BT, attention_mask, reset, position_ids, cache, keywords)
         if use_cache is None:
-            training = self.training or labels is not None
-            use_cache = past_key_values is not None or (bool(self.config.use_cache) and not training)
-        cache = LatteCache() if past_key_values is None and use_cache else past_key_values
-        plain = reset is None and inputs_embeds is None and labels is None and not output_hidden_states
+            use_cache = cache is not None or (bool(config.use_cache) and not (self.training or learns))
+        cache = LatteCache() if cache is None and use_cache else cache
+        if cache is not None and cache.is_recording_past():
+            cache.about_to_read(partial(self._read_again, input_ids, attention_mask, reset, cache, inputs_embeds))
+        wants_stream = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wants_weights = config.output_attentions if output_attentions is None else output_attentions
+        plain = reset is None and inputs_embeds is None and not (learns or wants_stream or wants_weights)
         if plain and cache is not None and input_ids is not None and return_logits is not False:
             logits = self._decode(input_ids, attention_mask, cache, logits_to_keep)
             if logits is not None:
-                return _output(None, logits, cache if use_cache else None, None)
-        hidden_BTD, stream = self.read(input_ids, attention_mask, reset, cache, inputs_embeds, output_hidden_states)
-        loss = logits = None
-        if labels is not None:
-            if labels.shape != hidden_BTD.shape[:2]:
-                raise ValueError(f"labels has shape {tuple(labels.shape)}, expected {tuple(hidden_BTD.shape[:2])}")
-            loss = next_token_loss(
-                hidden_BTD,
-                cast(Tensor, self.get_output_embeddings().weight),
-                labels,
-                tokens=Tokens.of(hidden_BTD, mask=padding_mask(attention_mask, hidden_BTD), reset=reset),
-                num_items=num_items_in_batch,
-                finish=None if type(self).finish_logits is CausalLM.finish_logits else self.finish_logits,
-            )
-        if return_logits or (return_logits is None and labels is None):
+                return _output(None, logits, cache if use_cache else None)
+        read = self.read(input_ids, attention_mask, reset, cache, inputs_embeds, wants_stream, wants_weights)
+        logits = None
+        if self._wants_logits(return_logits, learns):
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.logits(hidden_BTD[:, kept])
-        return _output(loss, logits, cache if use_cache else None, stream)
+            logits = self.logits(read.hidden_BTD[:, kept])
+        loss = None
+        if learns:
+            tokens = Tokens.of(given_BT, mask=padding_mask(attention_mask, given_BT), reset=reset)
+            loss = self._loss(read.hidden_BTD, logits, labels, shift_labels, tokens, num_items_in_batch)
+        return _output(loss, logits, cache if use_cache else None, read)
+
+    def _read_again(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        reset: Tensor | None,
+        cache: LatteCache,
+        inputs_embeds: Tensor | None,
+        tokens: int,
+    ) -> None:
+        """Read the first ``tokens`` of a call, and advance the cache."""
+        left_out = given_tokens(input_ids, inputs_embeds).shape[1] - tokens
+
+        def kept(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, : x.shape[1] - left_out]
+
+        with torch.no_grad():
+            self.read(kept(input_ids), kept(attention_mask), kept(reset), cache, kept(inputs_embeds))
+
+    def _wants_logits(self, asked: bool | None, learns: bool) -> bool:
+        if asked is None:
+            asked = getattr(self.config, "return_logits", None)
+        return not (learns and self.training) if asked is None else asked
+
+    def _loss(
+        self,
+        hidden_BTD: Tensor,
+        logits: Tensor | None,
+        labels: Tensor | None,
+        shift_labels: Tensor | None,
+        tokens: Tokens,
+        num_items: Tensor | int | None,
+    ) -> Tensor:
+        """Mean next-token loss, from the logits where they are all there, otherwise block by block."""
+        name, given_BT = ("labels", labels) if shift_labels is None else ("shift_labels", shift_labels)
+        assert given_BT is not None
+        if given_BT.shape != hidden_BTD.shape[:2]:
+            raise ValueError(f"{name} has shape {tuple(given_BT.shape)}, expected {tuple(hidden_BTD.shape[:2])}")
+        shifted = shift_labels is not None
+        targets_BT = given_BT if shifted else next_token_targets(given_BT, tokens)
+        predicting, targets_N = targets_BT.shape[1], targets_BT.flatten()
+        if logits is not None and logits.shape[1] == hidden_BTD.shape[1]:
+            total = logits_loss(logits[:, :predicting].flatten(0, 1), targets_N)
+        else:
+            finish = None if type(self).finish_logits is CausalLM.finish_logits else self.finish_logits
+            hidden_ND = hidden_BTD[:, :predicting].flatten(0, 1)
+            total = summed_loss(self.get_output_embeddings(), hidden_ND, targets_N, finish)
+        return mean_loss(total, targets_BT, given_BT if shifted else given_BT[:, 1:], num_items)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Logits of hidden states."""
@@ -137,13 +200,36 @@ class CausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward makes its own
 
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any, **__: Any
+    ) -> None:
+        """A cache for ``generate``, unless the caller gave one.
+
+        Raises:
+            ValueError: a cache of another kind was asked for.
+        """
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation is {kind!r}, expected None: layers keep states of one size")
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            cache._is_user_defined = True  # as transformers marks it
+        elif generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = cache = LatteCache()
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Any, model_kwargs: Any) -> None:
+        """None: places follow from the mask and the cache, which knows documents too."""
+
 
 def _output(
-    loss: Tensor | None, logits: Tensor | None, cache: LatteCache | None, stream: tuple[Tensor, ...] | None
+    loss: Tensor | None, logits: Tensor | None, cache: LatteCache | None, read: Read | None = None
 ) -> CausalLMOutputWithPast:
     return CausalLMOutputWithPast(
         loss=cast("torch.FloatTensor | None", loss),
         logits=cast("torch.FloatTensor | None", logits),
         past_key_values=cache,
-        hidden_states=cast(Any, stream),
+        hidden_states=cast(Any, None if read is None else read.stream),
+        attentions=cast(Any, None if read is None else read.weights),
     )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
 from latte.layers.mlp import MLPS
-from latte.mixers import MixerConfig, mixer_class
-from latte.mixers.options import parse_options
+from latte.mixers import MixerConfig, mixer_class, names
+from latte.mixers.options import option_names, parse_options
 
 BLOCKS = ("plain", "++")
 POSITIONS = ("none", "learned")
 NORMS = ("rms", "layer")
+#: The number of positions of a model that reads any length: a number, since tools cut texts to it (lm-eval takes a
+#: missing one for 2,048).
+NO_LIMIT = 1 << 30
+#: The size of a learned table where none is given.
+LEARNED_POSITIONS = 1024
 #: What stands in a pattern for the mixer that ``mixer`` and ``mixer_options`` describe, and for the block's MLP.
 MIXER, MLP = "mixer", "mlp"
 
@@ -36,13 +43,17 @@ class LatteConfig(PreTrainedConfig):
             the default. ``"mixer"`` is the mixer above and ``"mlp"`` the block's MLP; other mixers and MLPs
             (``"gelu"``, ``"swiglu"``, ``"geglu"``) stand there by name, mixers also as
             ``{"mixer": ..., "options": {...}}``.
-        layer_mixers: one ``{"mixer": ..., "options": {...}}`` per layer where only mixers differ.
+        layer_mixers: one ``{"mixer": ..., "options": {...}}`` or name per layer where only mixers differ.
         norm: ``"rms"`` or ``"layer"``; the default is the block's.
         embedding_norm: a norm between the embedding and the first layer.
         position_embedding: ``"none"`` or ``"learned"``, added to the embedding; mixers may encode position themselves.
-        max_position_embeddings: size of the learned table, and the longest document a model with one can read.
+        max_position_embeddings: size of the learned table, and the longest document a model with one can read; always
+            ``NO_LIMIT`` without one.
+        return_logits: whether ``forward`` gives logits beside a loss; by default (None) in eval mode only.
         bidirectional: every token sees the whole document: for classifiers.
         two_towers: the classifier compares two documents.
+
+    Options of the mixer may stand among these fields: they are put into ``mixer_options``.
 
     Raises:
         ValueError: an unknown block, mixer or option, or sizes that do not fit.
@@ -62,11 +73,11 @@ class LatteConfig(PreTrainedConfig):
     mixer: str = "latte"
     mixer_options: dict[str, Any] | None = None
     pattern: list[list[Any]] | None = None
-    layer_mixers: list[dict[str, Any]] | None = None
+    layer_mixers: list[Any] | None = None
     norm: str | None = None
     embedding_norm: bool = False
     position_embedding: str = "none"
-    max_position_embeddings: int = 1024
+    max_position_embeddings: int | None = None
     bidirectional: bool = False
     two_towers: bool = False
     dropout: float = 0.0
@@ -75,13 +86,19 @@ class LatteConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
+    return_logits: bool | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.mixer_options = dict(self.mixer_options or {})
+        self._take_options(kwargs)
         super().__post_init__(**kwargs)
+        if self.position_embedding == "none":
+            self.max_position_embeddings = NO_LIMIT
+        elif self.max_position_embeddings is None:
+            self.max_position_embeddings = LEARNED_POSITIONS
         choices = [("block", BLOCKS), ("position_embedding", POSITIONS), *([("norm", NORMS)] if self.norm else [])]
         for name, known in choices:
             if getattr(self, name) not in known:
@@ -95,6 +112,33 @@ class LatteConfig(PreTrainedConfig):
             for sublayer in self.sublayers(layer):
                 if sublayer.kind == MIXER:
                     parse_options(sublayer.name, mixer_class(sublayer.name).Options, sublayer.config.options)
+
+    def _take_options(self, extra: dict[str, Any]) -> None:
+        """Move options of the mixer from ``extra``, the keywords that are no fields, into ``mixer_options``.
+
+        Raises:
+            ValueError: an option that this model's mixer does not have, one given twice, or a misspelt name. Other
+                keywords are transformers' to keep.
+        """
+        own = option_names(mixer_class(self.mixer).Options)
+        assert self.mixer_options is not None
+        for name in [name for name in extra if name in own]:
+            if self.mixer_options.get(name, extra[name]) != extra[name]:
+                raise ValueError(
+                    f"{name} is {extra[name]!r}, but mixer_options has {self.mixer_options[name]!r}, expected one value"
+                )
+            self.mixer_options[name] = extra.pop(name)
+        others = {option: other for other in names() for option in option_names(mixer_class(other).Options)}
+        fields = [field.name for field in dataclasses.fields(self)]
+        for name in extra:
+            if name in others:
+                raise ValueError(
+                    f"{name!r} is an option of mixer {others[name]!r}, but the mixer is {self.mixer!r}, which has "
+                    f"{', '.join(own) or 'none'}"
+                )
+            close = difflib.get_close_matches(name, [*fields, *own], n=1, cutoff=0.85)
+            if close and not hasattr(PreTrainedConfig, name):
+                raise ValueError(f"a configuration has no field {name!r} (did you mean {close[0]!r}?)")
 
     @property
     def norm_kind(self) -> str:

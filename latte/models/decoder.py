@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from latte.layers.feeds import Feed
 from latte.layers.linear import TokenLinear
@@ -20,7 +21,7 @@ from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.config import LatteConfig
 from latte.models.engine import Anatomy, new_engine
-from latte.models.inputs import embed, tokens_of
+from latte.models.inputs import embed, given_tokens, resets_of, tokens_of
 from latte.tokens import Tokens
 
 
@@ -65,7 +66,7 @@ class LatteModel(LattePreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = None
         if config.position_embedding == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), config.hidden_size)
         self.embed_norm = build_norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
@@ -74,6 +75,7 @@ class LatteModel(LattePreTrainedModel):
         self._engine = new_engine(self.anatomy)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -83,18 +85,23 @@ class LatteModel(LattePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        **_: Any,
+        output_attentions: bool | None = None,
+        position_ids: Tensor | None = None,
+        **keywords: Any,
     ) -> BaseModelOutputWithPast:
         """Read tokens, after those that ``past_key_values`` has read.
 
         ``attention_mask`` (B, T, or longer with a cache: its last T columns count) is 0 at padding, anywhere in the
-        row; ``reset`` (B, T) is True at the first token of a document, anywhere in the row.
+        row; ``reset`` (B, T) is True at the first token of a document, anywhere in the row, and so say ``position_ids``
+        that start again at 0.
 
         Raises:
-            ValueError: not exactly one of ids and embeddings, masks that do not fit, a cache of another model or batch,
-                or a document longer than the table of learned positions.
+            ValueError: not exactly one of ids and embeddings, masks that do not fit, positions that skip, an unknown
+                keyword, a cache of another model or batch, or a document longer than the table of learned positions.
         """
         cache = past_key_values
+        given_BT = given_tokens(input_ids, inputs_embeds)
+        reset = resets_of(self, given_BT, attention_mask, reset, position_ids, cache, keywords)
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if use_cache and cache is None and not self.config.bidirectional:
@@ -106,33 +113,45 @@ class LatteModel(LattePreTrainedModel):
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
-        stream: list[Tensor] | None = [x_BTD] if output_hidden_states else None
+        wants_stream = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
         hidden_BTD = None
-        if cache is not None and tokens.plain and stream is None:
+        if cache is not None and tokens.plain and not (wants_stream or wants_weights):
             hidden_BTD = self._engine.hidden(self, x_BTD, cache)
-        if hidden_BTD is None:
-            hidden_BTD = self._read_layers(x_BTD, tokens, cache, stream)
+        read = (
+            Read(hidden_BTD)
+            if hidden_BTD is not None
+            else self._read_layers(x_BTD, tokens, cache, bool(wants_stream), bool(wants_weights))
+        )
         return BaseModelOutputWithPast(
-            last_hidden_state=cast("torch.FloatTensor", hidden_BTD),
+            last_hidden_state=cast("torch.FloatTensor", read.hidden_BTD),
             past_key_values=cache if use_cache else None,
-            hidden_states=None if stream is None else cast(Any, tuple(stream)),
+            hidden_states=cast(Any, read.stream),
+            attentions=cast(Any, read.weights),
         )
 
     def _read_layers(
-        self, x_BTD: Tensor, tokens: Tokens, cache: LatteCache | None, stream: list[Tensor] | None
-    ) -> Tensor:
-        """Through all blocks and the last norm, the cache advanced; what passes between blocks goes into ``stream``."""
+        self, x_BTD: Tensor, tokens: Tokens, cache: LatteCache | None, wants_stream: bool, wants_weights: bool
+    ) -> Read:
+        """Through all blocks and the last norm, the cache advanced."""
         before = None if cache is None else cache.states_for(x_BTD, len(self.layers))
-        after = []
+        after, stream, weights = [], [], []
+        block: Any
         for index, block in enumerate(self.layers):
+            if wants_stream:
+                stream.append(x_BTD)
+            if wants_weights:
+                weights.append(block.attention_weights(x_BTD, tokens))
             x_BTD, states = block(x_BTD, None if before is None else before[index], tokens)
             after.append(states)
-            if stream is not None:
-                stream.append(x_BTD)
         hidden_BTD = self.norm(x_BTD)
         if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple(after), tokens)
-        return hidden_BTD
+        return Read(
+            hidden_BTD,
+            (*stream, hidden_BTD) if wants_stream else None,
+            tuple(weights) if wants_weights else None,
+        )
 
     def _known_places(self, tokens: Tokens) -> Tensor:
         """Places as indices of the table; padding before the first token counts as place 0."""
@@ -165,11 +184,12 @@ class LatteForCausalLM(LattePreTrainedModel, CausalLM):
     def read(
         self,
         input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        reset: Tensor | None,
-        cache: LatteCache | None,
-        inputs_embeds: Tensor | None,
-        output_hidden_states: bool | None,
+        attention_mask: Tensor | None = None,
+        reset: Tensor | None = None,
+        cache: LatteCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> Read:
         outputs = self.model(
             input_ids=input_ids,
@@ -179,8 +199,10 @@ class LatteForCausalLM(LattePreTrainedModel, CausalLM):
             inputs_embeds=inputs_embeds,
             use_cache=cache is not None,
             output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
         )
-        return Read(outputs.last_hidden_state, outputs.hidden_states)
+        return Read(outputs.last_hidden_state, outputs.hidden_states, outputs.attentions)
 
     def flops_per_token(self, context: int = 0) -> int:
         """Floating-point operations of one token's forward pass, ``context`` tokens behind it."""

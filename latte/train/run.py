@@ -273,7 +273,7 @@ def inputs_for(model: nn.Module, batch: Batch) -> Batch:
     """The batch as the model's arguments: transformers' models separate segments by position ids that restart at 0."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner, "takes_documents", False):
-        return {**batch, "use_cache": False}  # type: ignore[dict-item]
+        return {**batch, "use_cache": False, "return_logits": False}  # type: ignore[dict-item]
     place = torch.arange(batch["reset"].shape[1], device=batch["reset"].device)
     start = torch.where(batch["reset"], place, 0).cummax(dim=1).values
     others = {name: value for name, value in batch.items() if name != "reset"}

@@ -84,7 +84,7 @@ def test_transformer_is_llama_given_its_weights():
 
 def test_loss_is_the_cross_entropy_of_the_logits_and_so_is_its_gradient(monkeypatch):
     monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", 97 * 5)  # several blocks, the last one ragged
-    model, ids = tiny_model("latte-conv-swa++").double(), token_ids(2, 23)
+    model, ids = tiny_model("latte-conv-swa++").double().train(), token_ids(2, 23)
     labels = ids.clone()
     labels[0, 3:9] = -100
     mask = torch.ones_like(ids)
@@ -115,7 +115,7 @@ def test_loss_holds_no_more_logits_than_it_is_allowed(monkeypatch):
         return original(logits, *arguments, **keywords)
 
     monkeypatch.setattr(F, "nll_loss", watch)
-    model, ids = tiny_model("latte++"), token_ids(2, 30)
+    model, ids = tiny_model("latte++").train(), token_ids(2, 30)
     model(ids, labels=ids).loss.backward()
     assert 0 < largest <= 97 * 4
 
