@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latte.ops import native
 from latte.ops.gated import chunk_size, from_chunks, pad_tokens, segments_before, to_chunks
 from latte.ops.numbers import compute_dtype
 from latte.ops.recompute import recomputed
@@ -112,6 +113,21 @@ def _block(
     return from_chunks(y_BNHCV), map_BHKV
 
 
+def _native(
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    a_BTHK: Tensor,
+    b_BTHK: Tensor | None,
+    log_decay: Tensor | None,
+    state: DeltaState,
+    tokens: Tokens,
+) -> tuple[Tensor, DeltaState]:
+    inputs = (q_BTHK, k_BTHK, v_BTHV, a_BTHK, b_BTHK, log_decay, state.map_BHKV)
+    y_BTHV, map_BHKV = native.delta_attention(*inputs, tokens.mask, tokens.reset)
+    return y_BTHV, DeltaState(map_BHKV)
+
+
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor | None, gate: Tensor | None, tokens: Tokens
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -136,6 +152,7 @@ def _example(draw: Draw) -> Example:
     reference=delta_attention_reference,
     chunked=delta_attention_chunked,
     step=delta_attention_reference,
+    native=_native,
     example=_example,
 )
 def delta_attention(

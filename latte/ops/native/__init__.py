@@ -6,6 +6,7 @@ RuntimeError. Ops name their kernel where they are registered (latte/ops/registr
 
 from latte.ops.native.decay import decay_attention
 from latte.ops.native.decode import WindowStep, macchiato_step, rotary_speeds
+from latte.ops.native.delta import delta_attention
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
 from latte.ops.native.pointwise import rms_norm, rotate, swiglu
@@ -39,6 +40,7 @@ __all__ = [
     "available",
     "causal_latte",
     "decay_attention",
+    "delta_attention",
     "describe",
     "diagonal_scan",
     "gated_product",

@@ -83,6 +83,24 @@ struct DecayBackward {
     const uint8_t *mask, *reset;
 };
 
+// As decay attention; `b.data` is null where b = -k. `u` is what a token writes in the place of v: v - S^T a where b = -k, and
+// otherwise S^T a; null where nobody wants it.
+struct DeltaForward {
+    int64_t is_double, threads, B, T, H, K, V, decays;
+    View q, k, v, a, b, g, y, u;
+    const void* S0;  // (B, H, K, V)
+    void* S1;
+    const uint8_t *mask, *reset;
+};
+
+struct DeltaBackward {
+    int64_t is_double, threads, B, T, H, K, V, decays;
+    View q, k, v, a, b, g, u, dy, dq, dk, dv, da, db, dg;
+    const void *S0, *dS1;
+    void* dS0;
+    const uint8_t *mask, *reset;
+};
+
 // H blocks of W channels. Biases and rates are contiguous; `bias` is (2, H, W): recurrence gate, input gate.
 struct RglruForward {
     int64_t is_double, threads, B, T, H, W;

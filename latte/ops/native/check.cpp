@@ -22,6 +22,8 @@ DECLARE(scan_forward, ScanForward)
 DECLARE(scan_backward, ScanBackward)
 DECLARE(decay_forward, DecayForward)
 DECLARE(decay_backward, DecayBackward)
+DECLARE(delta_forward, DeltaForward)
+DECLARE(delta_backward, DeltaBackward)
 DECLARE(rglru_forward, RglruForward)
 DECLARE(rglru_backward, RglruBackward)
 DECLARE(rotate, Rotate)
@@ -245,6 +247,28 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                                    p.output(B * H * M * V), mask, reset};
                             decay_backward(&g);
                         });
+                    for (int64_t decays : {int64_t(0), int64_t(1), M})
+                        for (bool tied : {true, false})
+                            both<T>("delta", [&](Pool<T>& p, int64_t threads) {
+                                const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                                // Small enough to erase a part only: a state that grew at every token would not be finite.
+                                const double small = 0.5 / double(M);
+                                auto q = p.in(B, Tn, H, M, extra), k = p.in(B, Tn, H, M, extra, -small, small), v = p.in(B, Tn, H, V, extra);
+                                auto a = p.in(B, Tn, H, M, extra, -1, 1), own = p.in(B, Tn, H, M, extra, -small, small);
+                                latte::View none{nullptr, 0, 0, 0}, b = tied ? none : own;
+                                auto decay = decays ? p.in(B, Tn, H, decays, extra, -1, 0) : none;
+                                auto u = p.out(B, Tn, H, V);
+                                T* S = p.random(B * H * M * V, -1, 1);
+                                latte::DeltaForward f{d, threads, B, Tn, H, M, V, decays, q, k, v, a, b, decay, p.out(B, Tn, H, V), u, S,
+                                                      p.output(B * H * M * V), mask, reset};
+                                delta_forward(&f);
+                                latte::DeltaBackward g{d, threads, B, Tn, H, M, V, decays, q, k, v, a, b, decay, u,
+                                                       p.in(B, Tn, H, V, extra), p.out(B, Tn, H, M), p.out(B, Tn, H, M),
+                                                       p.out(B, Tn, H, V), p.out(B, Tn, H, M), tied ? none : p.out(B, Tn, H, M),
+                                                       decays ? p.out(B, Tn, H, decays) : none, S, p.random(B * H * M * V, -1, 1),
+                                                       p.output(B * H * M * V), mask, reset};
+                                delta_backward(&g);
+                            });
                     for (int64_t reverse : {0, 1})
                         both<T>("scan", [&](Pool<T>& p, int64_t threads) {
                             const int64_t D = width * 37;

@@ -13,6 +13,8 @@
     X(scan_backward, ScanBackward) \
     X(decay_forward, DecayForward) \
     X(decay_backward, DecayBackward) \
+    X(delta_forward, DeltaForward) \
+    X(delta_backward, DeltaBackward) \
     X(rglru_forward, RglruForward) \
     X(rglru_backward, RglruBackward) \
     X(rotate, Rotate) \
@@ -89,7 +91,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 10; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 11; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
 extern "C" __attribute__((visibility("default"))) int latte_openmp() {
 #ifdef _OPENMP

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 10
+ABI = 11
 LIBRARY = Path(__file__).with_name("_kernels.so")
 FLOATS = (torch.float32, torch.float64)
 
