@@ -23,6 +23,9 @@ DECAYED = ("tests/train/test_run.py", "-k", "marks_decide or weight_decay")
 SELECTIVE = ("tests/ops/test_selective.py", "tests/ops/test_forms.py", "-k", "selective")
 WKV = ("tests/ops/test_wkv.py", "tests/ops/test_forms.py", "-k", "wkv")
 COMPLEX = ("tests/ops/test_complex_scan.py", "tests/ops/test_forms.py", "-k", "complex_scan")
+DELTA = ("tests/ops/test_forms.py", "-k", "delta or bonus")
+LOG_LINEAR = ("tests/ops/test_log_linear.py", "tests/ops/test_forms.py", "-k", "log_linear")
+CARRIED = ("tests/mixers/test_rwkv7.py", "-k", "pieces or values")
 REGISTRY = ("tests/test_tokens.py", "tests/ops", "--ignore=tests/ops/native")
 STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
@@ -42,6 +45,7 @@ WINDOW_PY, SCAN_PY, TOKENS_PY = "latte/ops/window.py", "latte/ops/scan.py", "lat
 SELECTIVE_PY, WKV_PY, COMPLEX_PY = "latte/ops/selective.py", "latte/ops/wkv.py", "latte/ops/complex_scan.py"
 LOG_SCAN, REGISTRY_PY = "latte/ops/log_scan.py", "latte/ops/registry.py"
 RGLRU, FEEDS, MIXER = "latte/ops/rglru.py", "latte/layers/feeds.py", "latte/mixers/latte.py"
+DELTA_PY, WY, BONUS, LOG_LINEAR_PY = (f"latte/ops/{name}.py" for name in ("delta", "wy", "bonus", "log_linear"))
 BLOCKS, MARKS_PY = "latte/models/blocks.py", "latte/layers/marks.py"
 SESSION, GUARD, MEMORY = "latte/decode/session.py", "latte/decode/guard.py", "latte/ops/native/token.py"
 
@@ -626,8 +630,8 @@ MUTANTS = [
     Mutant(
         "the second mixer of a block gets the state of the first",
         BLOCKS,
-        "sublayer(norm(x_BTD), next(before), tokens)",
-        "sublayer(norm(x_BTD), (states or (None,))[0], tokens)",
+        "sublayer(norm(x_BTD), next(before), tokens, carried)",
+        "sublayer(norm(x_BTD), (states or (None,))[0], tokens, carried)",
         BLOCK,
     ),
     Mutant(
@@ -707,5 +711,53 @@ MUTANTS = [
         'torch.arange(R, device="cpu")) % R\n',
         'torch.arange(R, device="cpu")) % (R + 1)\n',
         STEP,
+    ),
+    # The delta rule and its relatives.
+    Mutant("a token erases what it writes itself", WY, "seen_NCC.tril(-1)", "seen_NCC.tril()", DELTA),
+    Mutant(
+        "a token's decay counts twice for what it erases",
+        WY,
+        "exp_where(a, reads, total - wide)",
+        "exp_where(a, reads, total)",
+        DELTA,
+    ),
+    Mutant("a chunk does not erase what it was given", WY, " + erased @ from_state,", ",", DELTA),
+    Mutant(
+        "what was erased later stays in the keys",
+        WY,
+        "k * fade + (erased @ from_values).transpose(-1, -2)",
+        "k * fade",
+        DELTA,
+    ),
+    Mutant(
+        "a state passes the end of its document",
+        WY,
+        "(last_N1 == segment_in_N[..., None])",
+        "(last_N1 == last_N1)",
+        DELTA,
+    ),
+    Mutant(
+        "a token erases into another document",
+        WY,
+        "(segment_NC == segment_in_N[..., None])[..., None, :, None]",
+        "(segment_NC == segment_NC)[..., None, :, None]",
+        DELTA,
+    ),
+    Mutant("a pivot inside the sub-block", WY, "gate[..., start - 1, None, :]", "gate[..., start, None, :]", DELTA),
+    Mutant("a prediction is added, not subtracted", DELTA_PY, "b = -k if b is None", "b = k if b is None", DELTA),
+    Mutant("a document's first token reads the one before it", BONUS, "F.pad(reads[:, 1:]", "F.pad(q[:, 1:]", DELTA),
+    Mutant(
+        "pieces of a row get the first piece's values",
+        BLOCKS,
+        "value[:, start : start + part.length]",
+        "value[:, : part.length]",
+        CARRIED,
+    ),
+    Mutant(
+        "what a layer adds is not handed on",
+        BLOCKS,
+        "carried = dict(carried)  # mixers add to it\n        before",
+        "before",
+        CARRIED,
     ),
 ]

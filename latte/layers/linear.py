@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +24,23 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to(x.dtype)
+
+
+class LowRank(nn.Module):
+    """W_2 f(W_1 x), with f the identity unless given."""
+
+    def __init__(
+        self, inputs: int, rank: int, outputs: int, activation: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank is {rank}, expected at least 1")
+        self.down, self.up = Linear(inputs, rank), Linear(rank, outputs)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(x)
+        return self.up(y if self.activation is None else self.activation(y))
 
 
 class RMSNorm(nn.Module):

@@ -89,6 +89,15 @@ class Mixer(Marked):
         """
         raise NotImplementedError("an abstract method: every mixer defines it")
 
+    def mix_carrying(
+        self, x_BTD: Tensor, state: Any, tokens: Tokens, carried: dict[str, Tensor]
+    ) -> tuple[Tensor, State | None]:
+        """As :meth:`mix`, which most mixers define alone, beside what earlier layers computed of the same tokens.
+
+        ``carried`` holds tensors (B, T, ...) by name. A mixer may add one, which later layers then find there.
+        """
+        return self.mix(x_BTD, state, tokens)
+
     def init_state(self, like_BTD: Tensor) -> State:
         """The state before any token, for rows and dtype like ``like_BTD``'s: the specification of all others."""
         raise NotImplementedError("an abstract method: every causal mixer defines it")
@@ -101,12 +110,16 @@ class Mixer(Marked):
         return {}
 
     def forward(
-        self, x_BTD: Tensor, state: State | None = None, tokens: Tokens | None = None
+        self,
+        x_BTD: Tensor,
+        state: State | None = None,
+        tokens: Tokens | None = None,
+        carried: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, State | None]:
         """Mix (B, T, D) along T: outputs (B, T, D), and the state after these tokens (None if bidirectional).
 
         ``tokens`` describes padding and documents; a mechanism that depends on places needs it beside a state, to know
-        how many tokens that has read.
+        how many tokens that has read. ``carried`` is what the layers of a model hand on: see :meth:`mix_carrying`.
 
         Raises:
             ValueError: an input of another rank or width, tokens that do not fit, a state of another mixer or batch, a
@@ -115,17 +128,18 @@ class Mixer(Marked):
         where = f"mixer {self.name!r}"
         self._check(where, x_BTD, state)
         tokens = require_tokens(where, tokens, x_BTD, state)
+        carried = {} if carried is None else carried
         if self.config.bidirectional:
-            return self._checked(x_BTD, None, *self.mix(x_BTD, None, tokens))
+            return self._checked(x_BTD, None, *self.mix_carrying(x_BTD, None, tokens, carried))
         if state is None:
             empty = self.init_state(x_BTD)
-            return self._checked(x_BTD, empty, *self.mix(x_BTD, empty, tokens))
+            return self._checked(x_BTD, empty, *self.mix_carrying(x_BTD, empty, tokens, carried))
         require_state(where, state, self.expected_state(x_BTD))
         if x_BTD.shape[1] == 1 and type(self) in TOKEN_STEPS:
             stepped = TOKEN_STEPS[type(self)](self, x_BTD, state, tokens)
             if stepped is not None:
                 return stepped
-        return self._checked(x_BTD, state, *self.mix(x_BTD, state, tokens))
+        return self._checked(x_BTD, state, *self.mix_carrying(x_BTD, state, tokens, carried))
 
     def step(self, x_BD: Tensor, state: State, tokens: Tokens | None = None) -> tuple[Tensor, State | None]:
         """One token a row: (B, D) and a state give (B, D) and the next state."""

@@ -17,6 +17,8 @@ from latte.tokens import Tokens
 
 #: What the sublayers of a block remember, in the order of its mixers.
 BlockState = tuple[State, ...]
+#: Tensors (B, T, ...) by name that layers hand on to later ones beside the residual stream.
+Carried = dict[str, Tensor]
 
 
 def build_norm(config: LatteConfig) -> nn.Module:
@@ -75,16 +77,28 @@ class Block(GradientCheckpointingLayer):
     def mlps(self) -> list[Any]:
         return [self._modules[role] for role in self.roles if role.startswith("mlp")]
 
-    def forward(self, x_BTD: Tensor, states: BlockState | None, tokens: Tokens) -> tuple[Tensor, BlockState | None]:
-        """The residual stream and the states after these tokens; no states if bidirectional."""
+    def forward(
+        self, x_BTD: Tensor, states: BlockState | None, tokens: Tokens, carried: Carried | None = None
+    ) -> tuple[Tensor, BlockState | None, Carried]:
+        """The residual stream, the states after these tokens, none if bidirectional, and what later layers are handed.
+
+        ``carried`` is what earlier layers hand on; what they wrote stays.
+        """
+        carried = {} if carried is None else carried
         if not self._in_pieces(x_BTD):
-            return self._read(x_BTD, states, tokens)
+            return self._read(x_BTD, states, tokens, carried)
         y_BTD = torch.empty_like(x_BTD)
+        added: dict[str, list[Tensor]] = {}
         pieces = zip(x_BTD.split(self.TOKENS_AT_ONCE, dim=1), y_BTD.split(self.TOKENS_AT_ONCE, dim=1), strict=True)
+        start = 0
         for (x, y), part in zip(pieces, tokens.parts(self.TOKENS_AT_ONCE), strict=True):
-            read, states = self._read(x, states, part)
+            here = {name: value[:, start : start + part.length] for name, value in carried.items()}
+            read, states, after = self._read(x, states, part, here)
+            for name in after.keys() - here.keys():
+                added.setdefault(name, []).append(after[name])
             y.copy_(read)
-        return y_BTD, states
+            start += part.length
+        return y_BTD, states, carried | {name: torch.cat(parts, dim=1) for name, parts in added.items()}
 
     def attention_weights(self, x_BTD: Tensor, tokens: Tokens) -> Tensor:
         """The weights (B, H, T, S) of the first mixer for this input of the block; quadratic in the length.
@@ -106,7 +120,10 @@ class Block(GradientCheckpointingLayer):
             return False
         return self.causal and all(mixer.growth != "linear" for mixer in self.mixers)
 
-    def _read(self, x_BTD: Tensor, states: BlockState | None, tokens: Tokens) -> tuple[Tensor, BlockState | None]:
+    def _read(
+        self, x_BTD: Tensor, states: BlockState | None, tokens: Tokens, carried: Carried
+    ) -> tuple[Tensor, BlockState | None, Carried]:
+        carried = dict(carried)  # mixers add to it
         before = iter(states or (None,) * len(self.mixers))
         after: list[State] = []
         for role in self.roles:
@@ -114,10 +131,10 @@ class Block(GradientCheckpointingLayer):
             assert sublayer is not None
             assert norm is not None
             if isinstance(sublayer, Mixer):
-                change_BTD, state = sublayer(norm(x_BTD), next(before), tokens)
+                change_BTD, state = sublayer(norm(x_BTD), next(before), tokens, carried)
                 if state is not None:
                     after.append(state)
             else:
                 change_BTD = sublayer(norm(x_BTD))
             x_BTD = x_BTD + self.dropout(change_BTD)
-        return x_BTD, tuple(after) if self.causal else None
+        return x_BTD, tuple(after) if self.causal else None, carried

@@ -16,7 +16,7 @@ from latte.layers.feeds import Feed
 from latte.layers.linear import TokenLinear
 from latte.layers.marks import marks_of
 from latte.mixers import Mixer
-from latte.models.blocks import Block, build_norm
+from latte.models.blocks import Block, Carried, build_norm
 from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.config import LatteConfig
@@ -136,13 +136,14 @@ class LatteModel(LattePreTrainedModel):
         """Through all blocks and the last norm, the cache advanced."""
         before = None if cache is None else cache.states_for(x_BTD, len(self.layers))
         after, stream, weights = [], [], []
+        carried: Carried = {}
         block: Any
         for index, block in enumerate(self.layers):
             if wants_stream:
                 stream.append(x_BTD)
             if wants_weights:
                 weights.append(block.attention_weights(x_BTD, tokens))
-            x_BTD, states = block(x_BTD, None if before is None else before[index], tokens)
+            x_BTD, states, carried = block(x_BTD, None if before is None else before[index], tokens, carried)
             after.append(states)
         hidden_BTD = self.norm(x_BTD)
         if cache is not None:  # last, so that a call that fails has read nothing

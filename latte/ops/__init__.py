@@ -5,6 +5,7 @@ state in and gives one out, and honours padding and documents (:class:`latte.tok
 them all.
 """
 
+from latte.ops.bonus import bonus_attention
 from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.delta import DeltaState, delta_attention
@@ -34,6 +35,7 @@ __all__ = [
     "WKVState",
     "WindowState",
     "bidirectional_latte",
+    "bonus_attention",
     "causal_conv",
     "causal_latte",
     "complex_scan",

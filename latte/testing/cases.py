@@ -144,14 +144,11 @@ class Case:
         return {torch.float64: self.build(), torch.float32: self.build_narrow()}
 
     def build_narrow(self) -> Any:
-        """The subject in float32, giving heads where a norm of each would magnify what narrow numbers round off.
-
-        In a model, heads go to the output projection without that norm.
-        """
+        """The subject in float32; heads go to the output projection without a norm that would magnify rounding."""
         subject = self.build(torch.float32)
         for mixer in subject.modules():
             if isinstance(mixer, HeadMixer) and _norms_heads(mixer):
-                mixer.project = types.MethodType(HeadMixer.project if self.layers else _heads, mixer)  # type: ignore[method-assign]
+                mixer.project = types.MethodType(HeadMixer.project, mixer)  # type: ignore[method-assign]
         return subject
 
 
@@ -160,16 +157,12 @@ def _norms_heads(mixer: HeadMixer) -> bool:
 
     Such a norm magnifies rounding without bound where a head cancels to nearly 0: the equation itself, token by token
     in float32, is then up to 1e-4 away from float64 and no two forms can agree to 1e-5, and under autocast whole
-    outputs are lost. In float32 these mixers are compared on the heads, which all the difference between forms goes
-    through; in float64, as a whole.
+    outputs are lost. In float32 these mixers are compared without it: all the difference between forms goes through the
+    heads. In float64, as a whole.
     """
     x = inputs(0, 1, 2, torch.float32)
     y, _ = mixer.mix_heads(x, mixer.values(x), None, Tokens.of(x))
     return not torch.allclose(mixer.project(2 * y, x), 2 * mixer.project(y, x))
-
-
-def _heads(mixer: HeadMixer, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
-    return y_BTHV.flatten(2)
 
 
 def cases(name: str | None = None) -> list[Case]:

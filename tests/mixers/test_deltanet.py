@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import OlmoHybridConfig, Qwen3NextConfig
+from transformers import KimiLinearConfig, OlmoHybridConfig, Qwen3NextConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -69,6 +70,54 @@ def qwen(mixer, key_heads):
     return theirs
 
 
+def kimi(mixer):
+    """Theirs, with our weights: keys and values have one width."""
+    theirs = KimiLinearDeltaAttention(
+        KimiLinearConfig(
+            **{name: value for name, value in sizes(H).items() if name in ("hidden_size", "rms_norm_eps")},
+            num_hidden_layers=2,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_heads=H,
+            linear_head_dim=KEY,
+            linear_conv_kernel_dim=3,
+        ),
+        0,
+    )
+    weights = {f"{name}_proj.weight": getattr(mixer, f"{name}_proj").weight for name in ("q", "k", "v", "b", "o")}
+    weights |= {
+        "conv1d.weight": mixer.conv_weight[:, None],
+        "o_norm.weight": mixer.norm.weight,
+        "forget_gate.f_a_proj.weight": mixer.decay_proj.down.weight,
+        "forget_gate.f_b_proj.weight": mixer.decay_proj.up.weight,
+        "forget_gate.dt_bias": mixer.dt_bias,
+        "forget_gate.A_log": mixer.A_log.view(1, 1, H, 1),
+        "g_a_proj.weight": mixer.gate_proj.down.weight,
+        "g_b_proj.weight": mixer.gate_proj.up.weight,
+    }
+    theirs.load_state_dict(weights, strict=True)
+    return theirs
+
+
+@pytest.mark.parametrize("T", LENGTHS)
+def test_kda_is_that_of_kimi_linear(T):
+    mixer = ours("kda", value_fraction=H * KEY / D)
+    compare(mixer, kimi(mixer), T)
+
+
+def test_kda_with_equal_paces_of_all_channels_is_gated_deltanet():
+    kda, gated = ours("kda").double(), ours("gated-deltanet").double()
+    shared = {name: weight for name, weight in kda.state_dict().items() if name not in ("dt_bias", "A_log")}
+    gated.load_state_dict(shared, strict=False)
+    x = normal(generator(0), 2, 33, D)
+    with torch.no_grad():
+        kda.decay_proj.up.weight.zero_()
+        gated.a_proj.weight.zero_()
+        kda.dt_bias.copy_(gated.dt_bias.repeat_interleave(KEY))
+        gated.A_log.copy_(kda.A_log)
+        heads = [mixer.mix_heads(x, mixer.values(x), None, Tokens.of(x))[0] for mixer in (kda, gated)]
+    assert_close(heads[0], heads[1], 1e-12)
+
+
 @torch.no_grad()
 def compare(mixer, theirs, T):
     x = normal(generator(T), 2, T, D, dtype=torch.float32)
@@ -104,7 +153,7 @@ def test_gradients_are_those_of_olmo_hybrid():
 
 def test_without_decay_and_gate_it_is_deltanet():
     gated, plain = ours().double(), ours("deltanet").double()
-    plain.load_state_dict(gated.state_dict(), strict=False)
+    plain.load_state_dict(gated.state_dict(), strict=False)  # what it does not have is left out
     x = normal(generator(0), 2, 33, D)
     with torch.no_grad():
         gated.A_log.fill_(-1e3)

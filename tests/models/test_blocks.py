@@ -16,7 +16,7 @@ CAUSAL = [name for name in names() if "causal" in mixer_class(name).directions]
 def small(mixer: str, **fields) -> LatteConfig:
     """A configuration of the mixer's first causal example."""
     example = next(dict(entry) for entry in mixer_class(mixer).examples if not entry.get("bidirectional"))
-    for key in ("num_key_value_heads", "head_dim"):
+    for key in ("num_key_value_heads", "head_dim", "norm_eps"):
         example.pop(key, None)
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "initializer_range": 0.5}
     return LatteConfig(mixer=mixer, mixer_options=example, **{**sizes, **fields})
@@ -32,7 +32,7 @@ def test_a_block_adds_what_its_sublayers_give(mixer, block):
         part.register_forward_hook(
             lambda module, inputs, output: given.append(output[0] if isinstance(output, tuple) else output)
         )
-    y, states = layer(x, None, Tokens.of(x))
+    y, states, _ = layer(x, None, Tokens.of(x))
     assert torch.equal(y, x + given[0] + given[1])
     assert len(states) == 1
 
@@ -47,13 +47,13 @@ def test_a_block_may_have_any_sublayers():
     assert second.roles == ["mixer", "mlp"]
     assert Block(config, 2).roles == first.roles  # the pattern repeats
     x = torch.randn(1, 5, 8)
-    y, states = first(x, None, Tokens.of(x))
+    y, states, _ = first(x, None, Tokens.of(x))
     mixed = x + first.mixer(first.mixer_norm(x))[0]
     torch.testing.assert_close(y, mixed + first.mixer_2(first.mixer_2_norm(mixed))[0])
     assert [type(state).__name__ for state in states] == ["DecayState", "DecayState"]
     more = torch.randn(1, 3, 8)
-    both, _ = first(torch.cat([x, more], dim=1), None, Tokens.of(torch.cat([x, more], dim=1)))
-    continued, _ = first(more, states, Tokens.of(more, start=torch.tensor([5])))
+    both, *_ = first(torch.cat([x, more], dim=1), None, Tokens.of(torch.cat([x, more], dim=1)))
+    continued, *_ = first(more, states, Tokens.of(more, start=torch.tensor([5])))
     torch.testing.assert_close(continued, both[:, 5:])
 
 
@@ -84,9 +84,9 @@ def test_a_long_row_is_read_in_pieces_like_a_short_one(mixer, monkeypatch):
     calls = []
     layer.mixer.register_forward_hook(lambda module, inputs, output: calls.append(inputs[0].shape[1]))
     tokens = Tokens.of(x, mask=mask, reset=reset)
-    whole, after = layer(x, None, tokens)
+    whole, after, _ = layer(x, None, tokens)
     with torch.no_grad():
-        pieces, after_pieces = layer(x, None, tokens)
+        pieces, after_pieces, _ = layer(x, None, tokens)
     in_pieces = layer.mixer.growth != "linear"
     assert calls == ([11, 4, 4, 3] if in_pieces else [11, 11])
     torch.testing.assert_close(pieces[mask], whole[mask], rtol=0, atol=1e-10)

@@ -145,6 +145,17 @@ def _delta(axes: str, strength: float = 1.0, free: bool = False) -> Causal:
     return Causal("delta_attention", make, call)
 
 
+def _bonus(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v, gate = (normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5, 3))
+        return [q, k, v, -strength * gate.abs()]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        return ops.bonus_attention(q, k, v, log_decay, normal(generator(2), 2, 3, dtype=q.dtype), **kwargs)
+
+    return Causal("bonus_attention", make, call)
+
+
 def _log_linear(strength: float) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         q, k, v, weights = (normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5, 8))
@@ -207,6 +218,8 @@ CAUSAL = {
     "decay_attention, per token": _decay("BTH"),
     "decay_attention, per channel": _decay("BTHK"),
     "decay_attention, per channel, strong": _decay("BTHK", 200.0),
+    "bonus_attention": _bonus(0.3),
+    "bonus_attention, strong": _bonus(200.0),
     "delta_attention, no decay": _delta(""),
     "delta_attention, per token": _delta("BTH"),
     "delta_attention, per channel": _delta("BTHK"),

@@ -30,6 +30,10 @@ OPS = {
         ops.decay_attention,
         {"q": (B, T, 2, 3), "k": (B, T, 2, 3), "v": (B, T, 2, 4), "log_decay": (B, T, 2, 3)},
     ),
+    "bonus_attention": (
+        ops.bonus_attention,
+        {"q": (B, T, 2, 3), "k": (B, T, 2, 3), "v": (B, T, 2, 4), "log_decay": (B, T, 2, 3), "bonus": (2, 3)},
+    ),
     "delta_attention": (
         ops.delta_attention,
         {name: (B, T, 2, 4 if name == "v" else 3) for name in ("q", "k", "v", "a", "b", "log_decay")},
@@ -61,7 +65,7 @@ def test_inputs_that_fit_are_accepted(op):
 @pytest.mark.parametrize(("op", "name"), TENSORS)
 def test_a_tensor_of_another_rank_is_refused(op, name):
     shape = (*OPS[op][1][name], 1)
-    if len(shape) == 5 and name == "log_decay":
+    if len(shape) == 5 and name == "log_decay" and op != "bonus_attention":
         with refused(op, "log_decay has shape (2, 5, 2, 3, 1)", "(B, T, H) or (B, T, H, K)"):
             call(op, {name: zeros(*shape)})
         return
