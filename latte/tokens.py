@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import values_hidden
 from latte.shapes import given
 
 Value = TypeVar("Value")
@@ -71,7 +72,7 @@ class Tokens:
         """The tokens of ``like`` (B, T, ...); ``start`` (B,) counts the tokens of its document that a row continues.
 
         A mask without padding is dropped, and so is a ``reset`` that only marks first tokens of rows that start afresh:
-        every layer then takes its shortest path. While compiling both are kept, since looking would break the graph.
+        every layer then takes its shortest path. Where numbers can't be looked at (compiling, vmap), both are kept.
 
         Raises:
             ValueError: flags that are not boolean, or of another shape or device.
@@ -85,7 +86,7 @@ class Tokens:
                 f"{where}: start is {start.dtype} of shape {given(start)}, expected integers of shape ({B},)"
             )
         tokens = cls(B, T, like_BT.device, mask, reset, start, continues)
-        return tokens if torch.compiler.is_compiling() else tokens.simplified()
+        return tokens if values_hidden(like_BT) else tokens.simplified()
 
     @classmethod
     def default(cls, like_BT: Tensor, state: object | None) -> Tokens:

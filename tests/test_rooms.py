@@ -22,6 +22,7 @@ ORDER = [
         "files",
         "hub",
         "memory",
+        "modes",
         "shapes",
         "tokens",
         "state",

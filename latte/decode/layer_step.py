@@ -10,6 +10,7 @@ from latte.layers.hooks import unhooked
 from latte.layers.linear import Linear, split_heads
 from latte.layers.window import Window
 from latte.mixers.latte import LatteMixer, LatteMixerState
+from latte.modes import values_hidden
 from latte.ops import ConvState, LatteState, ScanState, WindowState, native
 from latte.ops.registry import kernels_serve
 from latte.state import State
@@ -46,7 +47,7 @@ def latte_step(mixer: LatteMixer, x_B1D: Tensor, state: State, tokens: Tokens) -
 
 
 def _serves(mixer: LatteMixer, x_B1D: Tensor, tokens: Tokens) -> bool:
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if values_hidden(x_B1D) or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     parts = [mixer.feed] if mixer.window is None else [mixer.feed, mixer.window]
     return unhooked(*parts) and kernels_serve(x_B1D)

@@ -18,6 +18,7 @@ from latte.layers.hooks import globally_hooked
 from latte.mixers.latte import LatteMixerState
 from latte.models.cache import LatteCache, ModelState
 from latte.models.engine import Anatomy, Unfit
+from latte.modes import values_hidden
 from latte.ops import ConvState, LatteState, ScanState, WindowState, native
 from latte.ops.registry import kernels_serve
 from latte.state import State, require_state
@@ -198,7 +199,7 @@ def _serves(x: Tensor, cache: LatteCache) -> bool:
         return False
     if not 1 <= x.shape[0] * x.shape[1] <= MOST_ROWS:
         return False
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or globally_hooked():
+    if values_hidden(x) or torch.is_grad_enabled() or globally_hooked():
         return False
     return not torch.is_autocast_enabled("cpu")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from latte.layers.config import MixerConfig
 from latte.ops.pointwise import swiglu
+from latte.ops.recompute import recomputed
 
 
 class PlainMLP(nn.Module):
@@ -45,10 +45,8 @@ class SwiGLU(nn.Module):
 
     def _apply_to(self, x_BTD: Tensor) -> Tensor:
         gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.down_proj(swiglu(gate, up))
         # The product of the two is not kept for gradients: computed again, it costs a pass over memory.
-        return checkpoint(lambda: self.down_proj(swiglu(gate, up)), use_reentrant=False, preserve_rng_state=False)
+        return recomputed(lambda: self.down_proj(swiglu(gate, up)))
 
 
 class GeGLU(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from latte.modes import intercepted, transformed
 from latte.ops.pointwise import rotate_pairs
 from latte.tokens import Tokens
 
@@ -37,7 +38,7 @@ class Rotary:
 
     def _table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of places 0, 1, 2, ... from a table that is kept between calls: the common case of training."""
-        if torch._C._len_torch_dispatch_stack() or type(like) is not Tensor:  # a table of fake tensors must not be kept
+        if intercepted() or transformed() or type(like) is not Tensor:  # what is made now must not be kept
             return self._angles(torch.arange(length, device=like.device)[None], like.dtype)
         key = (self, like.device, like.dtype)
         table = _TABLES.get(key)

@@ -16,6 +16,7 @@ from torch import Tensor
 from latte.layers.config import MixerConfig
 from latte.layers.marks import Marked, working_parameter
 from latte.mixers.options import parse_options
+from latte.modes import intercepted, transformed
 from latte.shapes import Axes, given
 from latte.state import State, require_state
 from latte.tokens import Tokens, require_tokens
@@ -153,11 +154,12 @@ class Mixer(Marked):
 
     def expected_state(self, like_BTD: Tensor) -> State:
         """What a state for such an input looks like, kept from call to call, without memory."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or transformed() or intercepted():  # what is made now must not be kept
             return self.init_state(like_BTD)
         key = (like_BTD.shape[0], like_BTD.dtype, like_BTD.device)
         if self._expected is None or self._expected[0] != key:
-            shapes = self.init_state(like_BTD).map(lambda tensor: tensor.new_empty(()).expand(tensor.shape))
+            with torch.inference_mode(False), torch.no_grad():
+                shapes = self.init_state(like_BTD).map(lambda tensor: tensor.new_empty(()).expand(tensor.shape))
             self._expected = (key, shapes)
         return self._expected[1]
 
@@ -170,7 +172,8 @@ class Mixer(Marked):
         if x_BTD.shape[2] != self.config.hidden_size:
             raise ValueError(f"{where}: x has width {x_BTD.shape[2]}, expected hidden_size {self.config.hidden_size}")
         own = working_parameter(self)
-        if own is not None and x_BTD.device != own.device:
+        # Weights on the meta device are offloaded: hooks bring them where the input is when they are used.
+        if own is not None and own.device.type != "meta" and x_BTD.device != own.device:
             raise ValueError(f"{where}: x is on {x_BTD.device}, expected {own.device} as its weights")
         if own is not None and x_BTD.dtype != own.dtype and not torch.is_autocast_enabled(own.device.type):
             raise ValueError(f"{where}: x is {x_BTD.dtype}, expected {own.dtype} as its weights")

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from latte.layers.config import MixerConfig
@@ -19,6 +18,7 @@ from latte.mixers.base import Preset, Size, View
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
 from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte
+from latte.ops.recompute import recomputed
 from latte.shapes import require_divides
 from latte.state import State, state
 from latte.tokens import Tokens, require_tokens
@@ -173,8 +173,6 @@ class LatteMixer(HeadMixer):
         return y_BTHV, self._state(feed, latents, windowed)
 
     def mix(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().mix(x_BTD, state, tokens)
         # What lies between the window and the output is cheap to compute and large to keep: for gradients it is
         # computed again, and a layer keeps less than one of softmax attention.
         v_BTGV = self.values(x_BTD)
@@ -184,7 +182,7 @@ class LatteMixer(HeadMixer):
             y_BTHV, feed, latents = self.add_latents(x_BTD, v_BTGV, windowed, state, tokens)
             return self.project(y_BTHV, x_BTD), feed, latents
 
-        y_BTD, feed, latents = checkpoint(rest, use_reentrant=False, preserve_rng_state=False)
+        y_BTD, feed, latents = recomputed(rest)
         return y_BTD, self._state(feed, latents, windowed)
 
     def _attend_to_window(self, x_BTD: Tensor, v_BTGV: Tensor, state: Any, tokens: Tokens) -> Windowed | None:

@@ -12,6 +12,7 @@ from latte.layers.linear import RMSNorm
 from latte.layers.mlp import MLPS
 from latte.mixers import Mixer, build
 from latte.models.config import LatteConfig
+from latte.modes import values_hidden
 from latte.state import State
 from latte.tokens import Tokens
 
@@ -116,7 +117,7 @@ class Block(GradientCheckpointingLayer):
         raise ValueError("output_attentions was asked for, but a layer has no mixer")
 
     def _in_pieces(self, x_BTD: Tensor) -> bool:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x_BTD.shape[1] <= self.TOKENS_AT_ONCE:
+        if x_BTD.shape[1] <= self.TOKENS_AT_ONCE or torch.is_grad_enabled() or values_hidden(x_BTD):
             return False
         return self.causal and all(mixer.growth != "linear" for mixer in self.mixers)
 

@@ -22,6 +22,7 @@ from latte.models.causal_lm import CausalLM, Read
 from latte.models.config import LatteConfig
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import embed, given_tokens, resets_of, tokens_of
+from latte.modes import values_hidden
 from latte.tokens import Tokens
 
 
@@ -157,7 +158,7 @@ class LatteModel(LattePreTrainedModel):
     def _known_places(self, tokens: Tokens) -> Tensor:
         """Places as indices of the table; padding before the first token counts as place 0."""
         limit, place_BT = self.config.max_position_embeddings, tokens.place_BT
-        if not torch.compiler.is_compiling() and int(place_BT.max()) >= limit:
+        if not values_hidden(place_BT) and int(place_BT.max()) >= limit:
             raise ValueError(
                 f"a document reaches place {int(place_BT.max())}, but learned positions end at "
                 f"max_position_embeddings ({limit})"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from latte.models.cache import LatteCache
 from latte.models.documents import document_starts
 from latte.models.keywords import check_keywords
+from latte.modes import values_hidden
 from latte.shapes import Axes
 from latte.tokens import Tokens
 
@@ -87,5 +88,5 @@ def padding_mask(attention_mask: Tensor | None, tokens: Tensor) -> Tensor | None
             f"attention_mask has shape {tuple(attention_mask.shape)}, expected ({B}, {T}), or more columns with a cache"
         )
     mask = attention_mask[:, attention_mask.shape[1] - T :].to(torch.bool)
-    # Without padding every op has a shorter way; while compiling, looking would break the graph.
-    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
+    # Without padding every op has a shorter way; while compiling or transforming, looking would break the graph.
+    return None if not values_hidden(mask) and bool(mask.all()) else mask

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from latte.layers.hooks import watched
 from latte.layers.linear import Linear, TokenLinear
+from latte.modes import transformed, values_hidden
 from latte.tokens import Tokens
 
 IGNORE = -100
@@ -27,9 +28,22 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Sum of -log softmax(finish(hidden @ weight^T))[label] over tokens whose label is not -100.
 
-    The gradients are made along with the loss, block by block, so that no logits outlive their block.
+    The gradients are made along with the loss, block by block, so that no logits outlive their block. Where numbers
+    can't be looked at, or a function is transformed, all logits are made at once.
     """
+    if values_hidden(hidden_ND) or transformed():
+        return _from_logits(hidden_ND, weight_VD, labels_N, finish)
     return _LinearCrossEntropy.apply(hidden_ND, weight_VD, labels_N, finish)
+
+
+def _from_logits(
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, finish: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """The same by plain operations, with derivatives of every order."""
+    raw = hidden_ND @ weight_VD.T
+    raw = raw.to(torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32)
+    logits = raw if finish is None else finish(raw)
+    return F.cross_entropy(logits, labels_N, ignore_index=IGNORE, reduction="sum")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -63,16 +77,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(slope, weight_VD, out=hidden_grad[block])
             if weight_grad is not None:
                 weight_grad.addmm_(slope.T, hidden[block])
-        ctx.save_for_backward(kept, hidden_grad, weight_grad)
-        ctx.shape = hidden_ND.shape
+        ctx.save_for_backward(kept, hidden_grad, weight_grad, hidden_ND, weight_VD, labels_N)
+        ctx.finish = finish
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        kept, hidden_grad, weight_grad = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kept, hidden_grad, weight_grad, hidden_ND, weight_VD, labels_N = ctx.saved_tensors
+        if torch.is_grad_enabled():  # asked for a graph of the gradient itself
+            wanted = [x for x, wants in zip((hidden_ND, weight_VD), ctx.needs_input_grad, strict=False) if wants]
+            total = _from_logits(hidden_ND, weight_VD, labels_N, ctx.finish)
+            found = iter(torch.autograd.grad(total, wanted, gradient, create_graph=True))
+            return (*(next(found) if wants else None for wants in ctx.needs_input_grad[:2]), None, None)
         if hidden_grad is not None:
             scaled = hidden_grad * gradient.to(hidden_grad.dtype)
-            hidden_grad = scaled.new_zeros(ctx.shape).index_copy_(0, kept, scaled)
+            hidden_grad = scaled.new_zeros(hidden_ND.shape).index_copy_(0, kept, scaled)
         if weight_grad is not None:
             weight_grad = weight_grad * gradient.to(weight_grad.dtype)
         return hidden_grad, weight_grad, None, None

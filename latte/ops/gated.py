@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import values_hidden
 from latte.ops.numbers import exp_where
 
 CHUNK = 64
@@ -56,7 +57,7 @@ class Outputs:
     """
 
     def __init__(self, like_BTHV: Tensor, dtype: torch.dtype) -> None:
-        once = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        once = not torch.is_grad_enabled() and not values_hidden(like_BTHV)
         self.whole = torch.empty(like_BTHV.shape, dtype=dtype, device=like_BTHV.device) if once else None
         self.parts: list[Tensor] = []
         self.length = 0

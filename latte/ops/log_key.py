@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import values_hidden
 from latte.ops import native
 from latte.ops.decay import document_attention
 from latte.ops.gated import (
@@ -34,7 +35,7 @@ from latte.ops.gated import (
     to_chunks,
     within_channels,
 )
-from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, exp_where, wide_dtype
+from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, exp_where, log_add, wide_dtype
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes
 from latte.state import State, require_state, state
@@ -95,7 +96,7 @@ def causal_latte_step(
     if tokens.reset is not None:
         log_norm_BHM = torch.where(tokens.reset[:, :, None], EMPTY, log_norm_BHM)
         mean_BHMV = torch.where(tokens.reset[:, :, None, None], 0.0, mean_BHMV)
-    after_BHM = torch.logaddexp(log_norm_BHM, k_BHM)
+    after_BHM = log_add(log_norm_BHM, k_BHM)
     # Moving the mean towards v by the new token's share keeps its precision when that share is tiny.
     share_BHM1 = (k_BHM - after_BHM).exp().to(mean_BHMV.dtype)[..., None]
     mean_BHMV = mean_BHMV + share_BHM1 * (v_BH1V - mean_BHMV)
@@ -155,7 +156,7 @@ class Piece(NamedTuple):
 
 def _block(x: Piece, state: LatteState) -> tuple[Tensor, LatteState]:
     before, after = _pass_states(x, state)
-    if torch.compiler.is_compiling():
+    if values_hidden(x.k_BNCHM):
         return _on_own_scales(x, before), after
     y_BNHCV, fits_BNHC1 = _on_one_scale(x, before)
     if fits_BNHC1 is not None:
@@ -244,7 +245,7 @@ def _on_own_scales(x: Piece, before: Before) -> Tensor:
     log_norm_BNHCM = _log_cumulative(wide_BNHCM, x.segment_BNC[:, :, None])
     log_norm_BNHCM = torch.where(
         x.continues()[:, :, None, :, None],
-        torch.logaddexp(log_norm_BNHCM, before.log_norm_BNHM[..., None, :]),
+        log_add(log_norm_BNHCM, before.log_norm_BNHM[..., None, :]),
         log_norm_BNHCM,
     )
     chunks = Chunks(
@@ -270,7 +271,7 @@ def _log_cumulative(k_CM: Tensor, segment_C: Tensor) -> Tensor:
     while distance < C:
         earlier = F.pad(k_CM[..., :-distance, :], (0, 0, distance, 0), value=EMPTY)
         same = F.pad(segment_C[..., distance:] == segment_C[..., :-distance], (distance, 0))
-        k_CM = torch.where(same[..., None], torch.logaddexp(k_CM, earlier), k_CM)
+        k_CM = torch.where(same[..., None], log_add(k_CM, earlier), k_CM)
         distance *= 2
     return k_CM
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import values_hidden
 from latte.ops.gated import CHUNK, Outputs, seen_within
 from latte.ops.numbers import compute_dtype, exp_where, wide_dtype
 from latte.ops.registry import Draw, Example, operation
@@ -57,7 +58,7 @@ def log_linear_attention_reference(
     """The recurrence token by token: read own pair and all blocks, then add 1 to the count, with its carries."""
     q, k, v, gate, weights = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, tokens)
     before, after = state.levels_BLHKV.shape[1], _levels_after(state, weights, tokens)
-    most = after if torch.compiler.is_compiling() else max(before, _longest(tokens).bit_length())
+    most = after if values_hidden(q) else max(before, _longest(tokens).bit_length())
     levels_BLHKV = F.pad(state.levels_BLHKV, (0, 0) * 3 + (0, most - before))
     index_L = torch.arange(most, device=q.device)
     read = min(most, weights.shape[-1] - 1)
@@ -199,7 +200,7 @@ def _add_chunk(
 def _plan(state: LogLinearState, weights: Tensor, tokens: Tokens) -> list[Occupied]:
     """Which blocks are occupied around each chunk. A graph that is compiled can't look: there all are that may be."""
     stops = [min(start + CHUNK, tokens.length) for start in range(0, tokens.length, CHUNK)]
-    if torch.compiler.is_compiling():
+    if values_hidden(weights):
         room = [(1 << _room(state, weights, stop)) - 1 for stop in (0, *stops)]
         return [Occupied(before, after, after) for before, after in itertools.pairwise(room)]
 
@@ -229,7 +230,7 @@ def _longest(tokens: Tokens) -> int:
 
 def _levels_after(state: LogLinearState, weights: Tensor, tokens: Tokens) -> int:
     """How many levels the state after these tokens has."""
-    if torch.compiler.is_compiling():
+    if values_hidden(weights):
         return _room(state, weights, tokens.length)
     return tokens.shared("levels after", lambda: int(tokens.count_B.max()).bit_length())
 
@@ -287,7 +288,7 @@ def log_linear_attention(
     tokens = require_tokens("log_linear_attention", tokens, q_BTHK, state)
     empty = LogLinearState.empty(q_BTHK, sizes["H"], sizes["K"], sizes["V"])
     before = require_state("log_linear_attention", state, empty)
-    if not torch.compiler.is_compiling():  # looking would break the graph
+    if not values_hidden(q_BTHK):
         _check_lengths(before, sizes["L"], tokens)
     return q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, level_weights_BTHL, before, tokens
 

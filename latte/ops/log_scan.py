@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from latte.ops.gated import pad_tokens
-from latte.ops.numbers import EMPTY
+from latte.ops.numbers import EMPTY, log_add
 
 # Tokens that are scanned one after another, all runs of a row at once.
 RUN = 32
@@ -23,7 +23,7 @@ def log_scan(log_gate_BTD: Tensor, k_BTD: Tensor, log_norm_BD: Tensor) -> Tensor
     if T <= RUN:
         upto = []
         for gate_BD, k_BD in zip(log_gate_BTD.unbind(1), k_BTD.unbind(1), strict=True):
-            log_norm_BD = torch.logaddexp(log_norm_BD + gate_BD, k_BD)
+            log_norm_BD = log_add(log_norm_BD + gate_BD, k_BD)
             upto.append(log_norm_BD)
         return torch.stack(upto, dim=1)
     # Every run from nothing, then the ends of the runs one after another, then both together.
@@ -36,4 +36,4 @@ def log_scan(log_gate_BTD: Tensor, k_BTD: Tensor, log_norm_BD: Tensor) -> Tensor
     alone_BNCD, fade_BNCD = alone.unflatten(0, (B, -1)), gate_BNCD.cumsum(dim=2)
     ends_BND = log_scan(fade_BNCD[:, :, -1], alone_BNCD[:, :, -1], log_norm_BD)
     before_BND = torch.cat([log_norm_BD[:, None], ends_BND[:, :-1]], dim=1)
-    return torch.logaddexp(alone_BNCD, fade_BNCD + before_BND[:, :, None]).flatten(1, 2)[:, :T]
+    return log_add(alone_BNCD, fade_BNCD + before_BND[:, :, None]).flatten(1, 2)[:, :T]

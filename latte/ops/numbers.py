@@ -40,3 +40,10 @@ def bounded_exp(exponent: Tensor, most: float = 0.0) -> Tensor:
     finite. The upper bound leaves room for rounding, since a clamped exponent has no gradient.
     """
     return exponent.clamp(math.log(torch.finfo(exponent.dtype).tiny), most + 1.0).exp()
+
+
+def log_add(a: Tensor, b: Tensor) -> Tensor:
+    """log(e^a + e^b), with derivatives of every order: the second of torch.logaddexp is NaN where one sum is empty."""
+    swapped = b > a
+    more, less = torch.where(swapped, b, a), torch.where(swapped, a, b)
+    return more + bounded_exp(less - more).log1p()

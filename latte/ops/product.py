@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import values_hidden
 from latte.ops import native
 from latte.ops.registry import Draw, Example, operation
 
@@ -18,7 +19,7 @@ def _native(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
     few = x_BTD.dim() == 3 and x_BTD.shape[1] == 1 and x_BTD.shape[0] <= native.FEW_ROWS
     if not few or weight_ED.numel() < LARGE or not weight_ED.is_contiguous() or weight_ED.dtype != x_BTD.dtype:
         return F.linear(x_BTD, weight_ED)
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if values_hidden(x_BTD) or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return F.linear(x_BTD, weight_ED)
     return native.products(x_BTD[:, 0], [weight_ED], torch.get_num_threads())[0][:, None]
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from latte.modes import transformed
 from latte.ops.native import library
 
 BACKENDS = ("reference", "torch", "native")
@@ -142,7 +143,7 @@ def choose_backend(op: str, backend: str | None, tensor: Tensor) -> str:
         raise ValueError(f"{op}: backend is {wanted!r}, expected one of {', '.join(BACKENDS)}")
     fits = op in NATIVE_OPS and _fits_kernels(tensor)
     if backend == "native" and not fits:
-        have = f"{op} on {tensor.device.type} in {tensor.dtype}"
+        have = f"{op} on {tensor.device.type} in {tensor.dtype}{' under a transform of torch.func' * transformed()}"
         raise ValueError(
             f"{op}: no native kernel serves {have}, expected float32 or float64 on a CPU with the kernels built"
         )
@@ -157,4 +158,6 @@ def kernels_serve(tensor: Tensor) -> bool:
 
 
 def _fits_kernels(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
+        return False
+    return not transformed()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from latte.modes import transformed, values_hidden
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes, require_divides
 from latte.state import State, require_state, state
@@ -73,21 +76,27 @@ def softmax_attention_fused(
         for row, start, stop in spans:
             here = (slice(None) if row is None else slice(row, row + 1), slice(start, stop))
             q, k, v = _heads_first(q_BTHK[here], AttentionState(k_BTGK[here], v_BTGV[here], after.live_BS))
-            parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2))
+            parts.append(_attend(q, k, v, is_causal=causal, scale=scale))
         whole = len(parts) == 1
         y_BTHV = parts[0] if whole else torch.cat(parts, dim=1).unflatten(1, (tokens.batch, -1))[0]
     else:
         q, k, v = _heads_first(q_BTHK, after)
         seen_BTS = _seen(state, tokens, causal)
-        y_BTHV = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_BTS[:, None], scale=scale).transpose(1, 2)
+        y_BTHV = _attend(q, k, v, attn_mask=seen_BTS[:, None], scale=scale)
     return tokens.zero_padding(y_BTHV), after if causal else None
+
+
+def _attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSV: Tensor, **options: Any) -> Tensor:
+    """Fused attention as (B, T, H, V); while a function is transformed the plain one, which has all derivatives."""
+    with sdpa_kernel(SDPBackend.MATH) if transformed() else nullcontext():
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSV, **options).transpose(1, 2)
 
 
 def _documents(tokens: Tokens) -> list[tuple[int | None, int, int]] | None:
     """Row, start and stop of every document of a batch; row None stands for all rows. None: too many to go through."""
     if tokens.reset is None:
         return [(None, 0, tokens.length)]
-    if torch.compiler.is_compiling():
+    if values_hidden(tokens.reset):
         return None
     starts = F.pad(tokens.reset[:, 1:], (1, 0), value=True).nonzero().tolist()
     if len(starts) > MOST_DOCUMENTS:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from latte.ops import native
 from latte.ops.gated import pad_tokens
-from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype
+from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, log_add
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes, require_divides
 from latte.state import State, require_state, state
@@ -329,7 +329,7 @@ def _add_sinks(
     q_BTGRK = sink_query_BTHK.to(dtype).unflatten(2, (G, -1))
     logits = _cap(torch.einsum(scores, q_BTGRK, keys), reach).flatten(2, 3)
     logits = torch.where(behind_BTN[:, :, None], logits, EMPTY)
-    total_BTH = torch.logaddexp(log_norm_BTH, logits.logsumexp(dim=-1))
+    total_BTH = log_add(log_norm_BTH, logits.logsumexp(dim=-1))
     weights = (logits - total_BTH[..., None]).exp().unflatten(2, (G, -1))
     sunk = torch.einsum(mix, weights, values).flatten(2, 3)
     return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk, total_BTH

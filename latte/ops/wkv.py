@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from latte.ops.log_scan import log_scan
-from latte.ops.numbers import EMPTY, compute_dtype, wide_dtype
+from latte.ops.numbers import EMPTY, compute_dtype, log_add, wide_dtype
 from latte.ops.recompute import recomputed
 from latte.ops.registry import Draw, Example, operation
 from latte.ops.scan import ScanState, diagonal_scan
@@ -59,7 +59,7 @@ def wkv_reference(
             a = torch.where(tokens.reset[:, t, None], EMPTY, a)
             mean = torch.where(tokens.reset[:, t, None], 0.0, mean)
         outputs.append(mean + torch.sigmoid(bonus_D + k - a).to(mean.dtype) * (v - mean))
-        after = torch.logaddexp(a - decay_D, k)
+        after = log_add(a - decay_D, k)
         # Moving the mean towards v by the new token's share keeps its precision when that share is tiny.
         moved = mean + (k - after).exp().to(mean.dtype) * (v - mean)
         if tokens.mask is not None:

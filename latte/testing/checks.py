@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from latte.mixers import mixer_class
 from latte.testing.cases import Case, cases, model_cases
+from latte.testing.derivatives import check_directional_derivatives, check_gradients_of_samples
 from latte.testing.looking import (
     check_autocast,
     check_compile,
@@ -60,6 +61,8 @@ BOTH: tuple[Callable[[Case], None], ...] = (
     check_mask_invariance,
     check_packing,
     check_gradients,
+    check_directional_derivatives,
+    check_gradients_of_samples,
     check_large_logits_are_finite,
     check_bad_inputs_are_refused,
     check_autocast,

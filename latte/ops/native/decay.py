@@ -148,4 +148,4 @@ def _gradients(ctx: Any, dy: Tensor, dS1: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, None if saved[3] is None else dg, dS0, None, None
 
 
-torch.library.register_autograd("latte::decay_attention", _gradients, setup_context=_save)
+library.register_gradients("decay_attention", _gradients, _save)

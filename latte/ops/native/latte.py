@@ -148,4 +148,4 @@ def _gradients(ctx: Any, dy: Tensor, dlog_norm1: Tensor, dmean1: Tensor) -> tupl
     return (*grads, None, None)
 
 
-torch.library.register_autograd("latte::causal_latte", _gradients, setup_context=_save)
+library.register_gradients("causal_latte", _gradients, _save)

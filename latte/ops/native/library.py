@@ -4,6 +4,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,3 +117,18 @@ def direct(*tensors: Tensor | None) -> bool:
         if x is not None and (type(x) not in (Tensor, torch.nn.Parameter) or (grad and x.requires_grad)):
             return False
     return True
+
+
+def register_gradients(op: str, gradients: Callable[..., Any], save: Callable[..., None]) -> None:
+    """Make an operator differentiable once, by the operator ``op``_backward that ``gradients`` calls.
+
+    Derivatives of higher order are refused: without this they would be 0 or whatever torch makes of a missing kernel.
+    """
+
+    def refuse(ctx: Any, *slopes: Tensor) -> None:
+        raise NotImplementedError(
+            f"latte::{op}: native kernels have first derivatives only, expected LATTE_BACKEND=torch for higher ones"
+        )
+
+    torch.library.register_autograd(f"latte::{op}", gradients, setup_context=save)
+    torch.library.register_autograd(f"latte::{op}_backward", refuse)

@@ -150,5 +150,5 @@ def _norm_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("latte::rotate", _rotate_gradients, setup_context=_save_angles)
-torch.library.register_autograd("latte::swiglu", _swiglu_gradients, setup_context=_save)
-torch.library.register_autograd("latte::rms_norm", _norm_gradients, setup_context=_save)
+library.register_gradients("swiglu", _swiglu_gradients, _save)
+library.register_gradients("rms_norm", _norm_gradients, _save)

@@ -138,4 +138,4 @@ def _gradients(ctx: Any, dy: Tensor, dh1: Tensor, _: Any) -> tuple[Tensor | None
     return (*torch.ops.latte.rglru_backward(dy, dh1, *ctx.saved_tensors), None, None, None)
 
 
-torch.library.register_autograd("latte::rglru", _gradients, setup_context=_save)
+library.register_gradients("rglru", _gradients, _save)

@@ -119,4 +119,4 @@ def _gradients(ctx: Any, dh: Tensor, dh1: Tensor) -> tuple[Tensor | None, ...]:
     return (*torch.ops.latte.diagonal_scan_backward(dh, dh1, *ctx.saved_tensors, ctx.reverse), None, None, None)
 
 
-torch.library.register_autograd("latte::diagonal_scan", _gradients, setup_context=_save)
+library.register_gradients("diagonal_scan", _gradients, _save)

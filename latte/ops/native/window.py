@@ -154,4 +154,4 @@ def _gradients(ctx: Any, dy: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
     return (*grads, *(None,) * 6)
 
 
-torch.library.register_autograd("latte::window_attention", _gradients, setup_context=_save)
+library.register_gradients("window_attention", _gradients, _save)
