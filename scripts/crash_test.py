@@ -81,7 +81,7 @@ def make_extension(folder: Path, name: str, steps: int) -> ExtendRecipe:
             contexts=[32, 64],
             long_contexts=[64],
             max_tokens=400,
-            retrieval_contexts=[64],
+            retrieval_contexts=[128],
             retrieval_trials=1,
             decode_contexts=[32],
             decode_tokens=2,

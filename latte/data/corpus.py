@@ -156,6 +156,8 @@ def _build(
     if valid is None and recipe.split == "document" and any(counts.values()) and not all(counts.values()):
         total = sum(counts.values())
         few = "is one document" if total == 1 else f"has {total} documents, too few to divide them"
+        if total == 1 and recipe.separator is not None:
+            few += f" (data.separator {recipe.separator!r} does not occur in it)"
         notes.append(f"{recipe.source} {few}: the last {recipe.valid_fraction:.3g} of the text is for validation")
         pairs = _tail(source, recipe.valid_fraction)
         counts = _count(pairs)

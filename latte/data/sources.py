@@ -69,7 +69,6 @@ class FileSource:
     separator: str | None = None
     encoding: str = "utf-8"
     undecodable: dict[Path, int] = field(default_factory=dict, compare=False)  # bytes by file, counted while reading
-    separated: dict[Path, bool] = field(default_factory=dict, compare=False)  # whether a text file has the separator
 
     def documents(self) -> Iterator[str]:
         for path, kind in zip(self.files, self.formats, strict=True):
@@ -87,10 +86,7 @@ class FileSource:
         return digest_json([entries, self.formats, self.text_field, self.separator, *another])
 
     def notes(self) -> list[str]:
-        said = note(self.undecodable, self.encoding)
-        if self.separated and not any(self.separated.values()):
-            said.append(f"data.separator {self.separator!r} does not occur in {self.root}: each file is one document")
-        return said
+        return note(self.undecodable, self.encoding)
 
     def _text(self, path: Path) -> Iterator[str]:
         with _open(path) as file:
@@ -99,8 +95,6 @@ class FileSource:
             except (OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path} can't be read: {error}") from error
         text, self.undecodable[path] = decode(raw, self.encoding, path)
-        if self.separator:
-            self.separated[path] = self.separator in text
         for document in text.split(self.separator) if self.separator else [text]:
             if document.strip():
                 yield document

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from latte.eval.decode_timing import random_cache, random_ids, read_context, time_tokens
 from latte.eval.generate import Reader
+from latte.eval.judging import check_retrieval, check_texts, still_valid
 from latte.eval.stream import Text, evaluate, state_bytes
 from latte.files import write_text
 from latte.recipe import JudgeRecipe
@@ -49,8 +50,8 @@ def judge(
     own_context: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Make all measurements, writing each to ``file`` at once: a restart makes only the missing ones."""
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    """Make all measurements, writing each to ``file`` at once: a restart makes only the missing or changed ones."""
+    found: dict[str, Any] = still_valid(json.loads(file.read_text()) if file.is_file() else {}, texts, recipe)
 
     def once(key: str, measure: Callable[..., Any], *given: Any) -> None:
         if key not in found:
@@ -99,6 +100,17 @@ def _longest(name: str, texts: dict[str, Text], room: int) -> str:
 
 def _listed(lengths: list[int]) -> str:
     return ", ".join(f"{length:,}" for length in lengths)
+
+
+def check_judge(recipe: JudgeRecipe, tokenizer: PreTrainedTokenizerBase, texts: dict[str, Text]) -> None:
+    """Refuse, before any training, what could not be measured after it.
+
+    Raises:
+        UserError: a text without tokens, or a context without room for a fact and a question.
+    """
+    check_texts(texts)
+    longest = max(PLACES, key=len)
+    check_retrieval(recipe, tokenizer, STATEMENT.format(place=longest, word=WORDS[0]), QUESTION.format(place=longest))
 
 
 def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Literal
 
 from latte.errors import UserError
@@ -70,6 +71,11 @@ class DistilRecipe(StageRecipe):
     """Also train the pretrained attention projections by LoRA of this rank; 0 trains new weights only."""
 
 
+def judged_name(source: str) -> str:
+    """The name of a text in the results: that of its file without suffixes."""
+    return PurePath(source).name.split(".")[0]
+
+
 @dataclass
 class JudgeRecipe:
     """How an extended model is compared with the pretrained one."""
@@ -98,6 +104,24 @@ class JudgeRecipe:
     """Context lengths at which time and memory of decoding a token are measured; empty skips it."""
     decode_tokens: int = 32
     """Tokens decoded for each."""
+
+    def __post_init__(self) -> None:
+        if not self.contexts:
+            raise UserError("judge.contexts is empty, expected at least one length")
+        for name, least in (("contexts", 1), ("long_contexts", 1), ("retrieval_contexts", 1), ("decode_contexts", 2)):
+            for length in getattr(self, name):
+                if length < least:
+                    raise UserError(f"judge.{name} has {length}, expected lengths of at least {least}")
+        for name, least in (("max_tokens", 2), ("retrieval_trials", 1), ("decode_tokens", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"judge.{name} is {getattr(self, name)}, expected at least {least}")
+        for name in ("max_document_tokens", "original_up_to"):
+            if getattr(self, name) is not None and getattr(self, name) < 2:
+                raise UserError(f"judge.{name} is {getattr(self, name)}, expected at least 2")
+        names = [*(judged_name(source) for source in self.sources), "validation", "one long text"]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"judge.sources has two texts called {name!r}, expected files of different names")
 
 
 @dataclass

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from latte.data import prepare
+from latte.data import Corpus, PackedRows, prepare
 from latte.errors import Stopped, UserError
 from latte.eval.comparison import Row, measure
 from latte.files import digest_json, write_text
-from latte.loading.layout import COMPARED
+from latte.loading.layout import COMPARED, read_recipe
 from latte.models import LatteForCausalLM, preset, variants
 from latte.models.presets import shared_overrides
-from latte.recipe import CompareRecipe, Recipe, anchored, to_yaml
+from latte.recipe import CompareRecipe, Recipe, anchored, flatten, require_same, to_yaml
 from latte.train import train
+from latte.train.run import with_tokenizer
 
 Say = Callable[[str], None]
 
@@ -33,7 +34,11 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
         Stopped: a signal came while training; everything is saved.
     """
     recipe = anchored(recipe)
-    recipes = plan(recipe, vocabulary(recipe))
+    corpus = prepare(recipe.data, say)
+    check_text(recipe, corpus)
+    recipes = plan(recipe, len(corpus.tokenizer))
+    for settings in recipes.values():
+        check_run(settings)
     rows = []
     for name, settings in recipes.items():
         kept = Path(settings.out) / COMPARED
@@ -75,9 +80,38 @@ def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
     }
 
 
-def vocabulary(recipe: CompareRecipe) -> int:
-    """Size of the vocabulary; the corpus is tokenised here, before any training, and shared by all models."""
-    return len(prepare(recipe.data).tokenizer)
+def check_text(recipe: CompareRecipe, corpus: Corpus) -> None:
+    """Refuse, before any training, text that could not be measured on after it.
+
+    Raises:
+        UserError: no validation document is long enough.
+    """
+    longest = max((len(ids) for ids, _ in corpus.valid.documents()), default=0)
+    if longest < max(2, recipe.min_document_tokens):
+        raise UserError(
+            f"min_document_tokens is {recipe.min_document_tokens}, but the longest validation document has {longest} "
+            "tokens"
+        )
+    for part in (corpus.train, corpus.valid):
+        PackedRows(part, recipe.data.sequence_length, "training part" if part is corpus.train else "validation part")
+
+
+def check_run(settings: Recipe) -> None:
+    """Refuse a folder of another run at once; of another number of steps too, since all have to read as much.
+
+    Raises:
+        UserError: the folder holds a run with other settings.
+    """
+    recorded = read_recipe(settings.out)
+    if recorded is None:
+        return
+    mine = replace(settings, data=with_tokenizer(settings))
+    require_same(flatten(mine), flatten(recorded), settings.out)
+    if mine.train.steps != recorded.train.steps:
+        raise UserError(
+            f"{settings.out} was trained for {recorded.train.steps} steps, now {mine.train.steps}: give another --out, "
+            "so that all models are trained alike"
+        )
 
 
 def count_parameters(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from rich.console import Console
 from latte.data import Corpus, prepare
 from latte.data.tokenizer import save_tokenizer
 from latte.errors import UserError
-from latte.eval.extension import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, judge
+from latte.eval.extension import EXTENDED, LONG, ORIGINAL, SINKS, VALIDATION, WINDOW, Contender, check_judge, judge
 from latte.eval.run import read_text, take
 from latte.eval.stream import Text
 from latte.extend.check import TOKENS, check_conversion
@@ -28,6 +28,7 @@ from latte.loading import Original, load_original
 from latte.loading.layout import CHECK, CHECKPOINTS, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
 from latte.loading.weights import READ
 from latte.recipe import DataRecipe, EvalRecipe, ExtendRecipe, anchored, to_yaml
+from latte.recipe.extend import judged_name
 from latte.report.extension import render_results
 from latte.report.extension_plots import write_plots
 from latte.report.model_card import model_card
@@ -152,7 +153,7 @@ def progress(stages: list[Stage]) -> dict[str, list[dict[str, float]]]:
 
 
 def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpus]:
-    """The pretrained model, and the corpus encoded with its tokenizer."""
+    """The pretrained model, and the corpus encoded with its tokenizer; what will be measured is checked as well."""
     if not recipe.model:
         raise UserError("no model was given: expected a folder, a name on the hub, a GGUF file, or smollm2-135m")
     if recipe.data.source == DataRecipe().source:
@@ -161,6 +162,7 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
         )
     original = load_original(recipe.model, console.print)
     corpus = prepare(recipe.data, console.print, original.tokenizer)
+    check_judge(recipe.judge, original.tokenizer, texts(recipe, corpus, original))
     return original, corpus
 
 
@@ -209,7 +211,7 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
     result = {VALIDATION: enough(held_out, asked)}
     for source in judge.sources:
         settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
-        result[Path(source).name.split(".")[0]] = enough(lambda asked: read_text(asked, original.tokenizer), settings)
+        result[judged_name(source)] = enough(lambda asked: read_text(asked, original.tokenizer), settings)
     if judge.long_contexts:
         size = max(judge.long_contexts)
         longest = max(range(tokens.num_documents), key=lambda index: len(tokens.document(index)))

@@ -144,6 +144,13 @@ def test_few_documents_are_split_by_their_tail_and_it_is_said(tmp_path, num_file
         assert said[-1] == f"{tmp_path / 'text'} {few}: the last 0.05 of the text is for validation"
 
 
+def test_a_separator_that_never_occurs_is_said(tmp_path):
+    (tmp_path / "a.txt").write_text("one text " * 100)
+    said = []
+    prepare(recipe(tmp_path / "a.txt", tmp_path, tokenizer="bytes", separator="@@"), said.append)
+    assert "is one document (data.separator '@@' does not occur in it)" in said[-1]
+
+
 def test_bytes_that_are_not_text_are_said_from_the_cache_too(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"plain text\xff\n" * 50)
     for _ in range(2):

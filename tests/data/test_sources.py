@@ -155,6 +155,3 @@ def test_a_separator_is_understood_as_typed(tmp_path):
     (tmp_path / "a.txt").write_text("a\\section b\tc")
     assert documents(tmp_path / "a.txt", separator="\\section") == ["a", " b\tc"]
     assert documents(tmp_path / "a.txt", separator="\\t") == ["a\\section b", "c"]
-    source = open_source(str(tmp_path / "a.txt"), DataRecipe(separator="@@"))
-    assert len(list(source.documents())) == 1
-    assert "data.separator '@@' does not occur in" in source.notes()[0]

@@ -129,3 +129,28 @@ def test_packaged_recipes_are_valid(capsys):
         assert caught.value.code == 0
         assert "data:" in capsys.readouterr().out
     assert {"demo", "table1-small"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"eval_contexts": [0]}, "eval_contexts has 0, expected lengths of at least 1"),
+        ({"eval_tokens": 1}, "eval_tokens is 1, expected at least 2"),
+        ({"decode_context": 0}, "decode_context is 0, expected at least 2"),
+        ({"sample_tokens": -1}, "sample_tokens is -1, expected at least 0"),
+        ({"min_document_tokens": 10**6}, "min_document_tokens is 1000000, but the longest validation document has"),
+        ({"model": ModelRecipe(pretrained="somewhere")}, "a comparison trains new models"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_before_training(recipe, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        compare(recipe(**settings))
+    assert not Path(recipe().out).exists()
+
+
+def test_runs_of_another_length_are_not_compared(recipe):
+    compare(recipe(variants=["transformer++"]))
+    longer = TrainRecipe(steps=6, batch_size=2, eval_every=2, eval_rows=4)
+    with pytest.raises(UserError, match=r"was trained for 4 steps, now 6: give another --out, so that all"):
+        compare(recipe(variants=["latte-r++", "transformer++"], train=longer))
+    assert not (Path(recipe().out) / "latte-r++").exists()

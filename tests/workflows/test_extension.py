@@ -69,7 +69,7 @@ def arguments(folder: Path, out: str = "out", **more: object) -> list[str]:
         "judge.contexts": "[32,64]",
         "judge.long_contexts": "[64,128]",
         "judge.max_tokens": 400,
-        "judge.retrieval_contexts": "[64]",
+        "judge.retrieval_contexts": "[96]",
         "judge.retrieval_trials": 1,
         "judge.decode_contexts": "[32]",
         "judge.decode_tokens": 2,
@@ -120,7 +120,7 @@ def test_extends_and_the_folder_works(folder: Path) -> None:
     before, after = (results["layers"]["transfer"][name] for name in ("layers_before", "layers"))
     assert len(before) == len(after) == 3
     assert results["decoding"]["extended"]["32"]["seconds_per_token"] > 0
-    assert set(results["retrieval"]["extended"]["64"]) == {"0.1", "0.5", "0.9"}
+    assert set(results["retrieval"]["extended"]["96"]) == {"0.1", "0.5", "0.9"}
     with chdir(folder):  # the folder is taken like a run's, from any other folder
         assert main(["eval", "out", "--contexts", "32", "--json"]) == 0
         assert main(["inspect", "out", "--text", "the red fox saw", "--out", "look.html"]) == 0
@@ -150,6 +150,29 @@ def test_a_killed_run_ends_with_the_same_weights(folder: Path) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_what_is_measured_may_change_after_training(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["extend", *arguments(folder)]) == 0
+    before = weights(folder / "out")
+    measured = json.loads((folder / "out-run" / "judge.json").read_text())
+    (folder / "more.txt").write_text(TEXT[:2000])
+    changes = {"judge.contexts": "[16, 64]", "judge.sources": f"[{folder / 'more.txt'}]", "judge.decode_tokens": 3}
+    capfd.readouterr()
+    assert main(["extend", *arguments(folder, **changes)]) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "measuring perplexity of extended on validation at 16" in said
+    assert "measuring perplexity of extended on more at 64" in said
+    assert "measuring decoding of extended at 32" in said
+    assert "measuring perplexity of extended on validation at 64" not in said  # the same tokens: measured before
+    assert "step " not in said.replace("steps", "")  # nothing was trained again
+    after = weights(folder / "out")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    found = json.loads((folder / "out" / "results.json").read_text())["perplexity"]
+    assert set(found["validation"]["extended"]) >= {"16", "64"}
+    same = measured["perplexity of extended on validation at 64"]["contexts"][0]
+    assert found["validation"]["extended"]["64"] == same
+    assert set(found["more"]["extended"]) == {"16", "64"}
+
+
 def test_plan_shows_what_it_would_take_and_writes_nothing(folder: Path) -> None:
     planned = extend([*arguments(folder), "--dry-run"])
     assert planned.returncode == 0, planned.stderr
@@ -174,6 +197,9 @@ MISTAKES = {
     ),
     "short text": (WIDE, "the longest document of the training part has"),
     "setting": ({"windw": 3}, "unknown setting windw"),
+    "judge context": ({"judge.contexts": "[0]"}, "judge.contexts has 0, expected lengths of at least 1"),
+    "judge source": ({"judge.sources": "[nowhere.md]"}, "there is no file or folder nowhere.md"),
+    "judge retrieval": ({"judge.retrieval_contexts": "[9]"}, "judge.retrieval_contexts has 9, expected more than"),
     "no teacher": ({"distil.lora_rank": 2, "lengthen.divergence": 0.5}, "the model no longer holds its teacher"),
 }
 
