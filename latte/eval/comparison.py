@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latte.eval.decode_timing import random_ids, read_context, time_tokens
+from latte.eval.decode_timing import engine_of, random_ids, read_context, time_tokens
 from latte.eval.generate import Reader, stream_text
 from latte.eval.run import default_contexts, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
@@ -91,8 +91,7 @@ def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int, str
     ids = random_ids(model, context)
     cache = read_context(model, ids[:, : context - tokens], chunk=512)
     seconds, cache = time_tokens(model, cache, ids[:, context - tokens :])
-    native = getattr(getattr(cache, "state", None), "holder", None) is not None
-    return tokens / max(sum(seconds), 1e-9), state_bytes(cache), "kernel" if native else "modules"
+    return tokens / max(sum(seconds), 1e-9), state_bytes(cache), engine_of(cache)
 
 
 def _sample(folder: Path, model: Any, tokenizer: Any, recipe: CompareRecipe) -> None:

@@ -43,6 +43,11 @@ def random_cache(model: Any, context: int) -> DynamicCache:
     return cache
 
 
+def engine_of(cache: Any) -> str:
+    """What decoded the last token of a cache: "kernel", one native call a token, or "modules", torch layer by layer."""
+    return "kernel" if getattr(getattr(cache, "state", None), "holder", None) is not None else "modules"
+
+
 @torch.no_grad()
 def time_tokens(model: Any, cache: Any, ids_BT: Tensor) -> tuple[list[float], Any]:
     """Seconds that each token of ``ids_BT`` takes when they are read one at a time, and the cache after the last."""

@@ -15,14 +15,16 @@ from latte import __version__, doctor
 from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
+from latte.eval.generate import Reader, stream_text
+from latte.eval.stream import longest_context
 from latte.loading import load_folder, model_weights
-from latte.recipe import DataRecipe
+from latte.recipe import DataRecipe, GenerateRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
 from latte.report.inspection import Inspection, inspect_ids
 from latte.report.latents import latent_use
 from latte.report.page import render_page
-from latte.report.runs import RunView, find_runs, read_run
+from latte.report.runs import RunView, Unlogged, find_runs, read_run
 
 #: Columns of the table: key, name, format, which way is better, and what it is.
 COLUMNS = (
@@ -42,6 +44,8 @@ COLUMNS = (
     ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second, deep into a text"),
     ("state", "memory of the past", "bytes", "low", "What is kept of a long text, to go on from it"),
 )
+#: What decodes a token, as compare and the cost of a report name it.
+ENGINES = {"kernel": "one native call a token", "modules": "torch, layer by layer"}
 NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}
 
 
@@ -76,10 +80,10 @@ def build_report(
         UserError: no such folder, no run in it, or no metrics yet.
     """
     folders = find_runs(Path(folder))
-    runs = [read_run(path) for path in folders]
-    if len(runs) == 1:
+    runs, notes = _read_all(folders)
+    if len(folders) == 1:
         runs[0].name = runs[0].variant
-    report = Report(runs)
+    report = Report(runs, notes=notes)
     trained = [run for run in runs if _has_model(run, report.notes)]
     length = None
     for run in trained:
@@ -100,11 +104,8 @@ def build_report(
             run.read = [(cost.length, cost.read) for cost in costs]
             run.decode = [(cost.length, cost.decode) for cost in costs]
             run.memory = [(cost.length, cost.memory) for cost in costs]
-    for run in runs:
-        loss = run.row.get("valid_loss")
-        if run.row.get("perplexity") is None and loss is not None:
-            run.row["perplexity"] = math.exp(min(loss, 700.0))
-    _at_longest(runs, "context", "long_loss")
+            run.engine = run.engine or (costs[-1].engine if costs else "")
+    _fill_losses(runs)
     for curve, key in (("decode", "decode"), ("memory", "state")):
         # Keep the figures of a comparison, which measured all runs in the same way.
         if any(run.row.get(key) is None for run in runs):
@@ -112,6 +113,42 @@ def build_report(
     if not any(run.context for run in runs):
         report.notes.append("Quality by context is not measured yet: latte eval RUN --out RUN/eval.json adds it.")
     return report
+
+
+def _read_all(folders: list[Path]) -> tuple[list[RunView], list[str]]:
+    """The runs, and a note for each that has not logged a loss yet; if none has, that is the error."""
+    runs, notes, failure = list[RunView](), list[str](), None
+    for path in folders:
+        try:
+            runs.append(read_run(path))
+        except Unlogged as error:
+            failure = error
+            notes.append(f"{path.name} is left out, it has not logged a loss yet.")
+    if not runs and failure is not None:
+        raise failure
+    return runs, notes
+
+
+def _fill_losses(runs: list[RunView]) -> None:
+    """The losses of the table, all of the same tokens: those that every length was measured on, if all runs have them.
+
+    Otherwise they are those of each training's own validation, and there is none at the longest context.
+    """
+    if _scored(runs):
+        for run in runs:
+            run.row |= {"valid_loss": run.at_training["loss"], "perplexity": run.at_training["perplexity"]}
+            run.row["bits_per_byte"] = run.at_training.get("bits_per_byte")
+        _at_longest(runs, "context", "long_loss")
+        return
+    for run in runs:
+        loss = run.row.get("valid_loss")
+        run.row["perplexity"] = None if loss is None else math.exp(min(loss, 700.0))
+
+
+def _scored(runs: list[RunView]) -> int | None:
+    """Number of held-out tokens that all runs were measured on at the length of training; None if they were not."""
+    counts = {run.at_training.get("tokens") for run in runs}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def render_report(report: Report) -> str:
@@ -254,23 +291,12 @@ def _ids(run: RunView, tokenizer: Any, text: str | None) -> tuple[Any, str | Non
 
 
 def _write(model: Any, tokenizer: Any, ids: Any, new_tokens: int) -> dict[str, str]:
-    limit = model.config.max_position_embeddings if model.config.position_embedding == "learned" else 1 << 30
-    prompt = torch.from_numpy(ids)[None]
-    torch.manual_seed(0)
-    with torch.no_grad():
-        written = model.generate(
-            prompt.to(model.device),
-            attention_mask=torch.ones_like(prompt).to(model.device),
-            max_new_tokens=min(new_tokens, limit - prompt.shape[1]),
-            do_sample=True,
-            temperature=0.8,
-            top_p=0.95,
-            pad_token_id=tokenizer.eos_token_id,
-        )[0, prompt.shape[1] :]
-    return {
-        "prompt": tokenizer.decode(prompt[0], skip_special_tokens=True),
-        "text": tokenizer.decode(written, skip_special_tokens=True),
-    }
+    limit = longest_context(model)
+    count = new_tokens if limit is None else min(new_tokens, limit - len(ids))
+    reader = Reader(model, tokenizer)
+    reader.read_ids(ids.tolist())
+    text = "".join(stream_text(reader, GenerateRecipe(max_new_tokens=max(0, count), temperature=0.8, top_p=0.95)))
+    return {"prompt": tokenizer.decode(ids, skip_special_tokens=True), "text": text}
 
 
 def _longest(runs: Iterable[RunView], curve: str) -> float | None:
@@ -297,6 +323,13 @@ def _at_longest(runs: list[RunView], curve: str, key: str) -> None:
 def _table_note(runs: list[RunView]) -> str:
     longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
     text = "Writing speed and memory of the past are for one text."
+    if len({run.engine for run in runs}) > 1:
+        engines = ", ".join(f"{run.name} by {ENGINES.get(run.engine, 'an unknown engine')}" for run in runs)
+        text += f" Writing speeds compare engines as well as mechanisms: {engines}."
+    scored = _scored(runs)
+    if scored is None:
+        return f"Losses are of the rows that training validated on. {text}"
+    text = f"Losses at all lengths are of the same {scored:,} held-out tokens. {text}"
     if longest is None:
         return text
     times = f", {longest / trained:.3g} times the length of training" if trained and longest > trained else ""

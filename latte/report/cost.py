@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from latte.eval.decode_timing import time_tokens
+from latte.eval.decode_timing import engine_of, time_tokens
 from latte.eval.stream import state_bytes
 
 #: Extremes first, so that a slow machine measures the ends of the curve at least.
@@ -23,6 +23,7 @@ class Cost:
     read: float
     decode: float
     memory: int
+    engine: str = ""  # what decoded: kernel or modules
 
 
 def measure_cost(
@@ -49,10 +50,12 @@ def measure_cost(
                 outputs = model(ids, use_cache=True, logits_to_keep=1)
                 reads.append(time.perf_counter() - began)
             memory = state_bytes(outputs.past_key_values)
-            times, _ = time_tokens(model, outputs.past_key_values, ids[:, -1:].expand(1, steps))
+            times, cache = time_tokens(model, outputs.past_key_values, ids[:, -1:].expand(1, steps))
             if turn:
                 # The fastest, since other processes on the machine only add time.
-                result.append(Cost(length, length / min(reads), 1 / sorted(times)[steps // 4], memory))
+                result.append(
+                    Cost(length, length / min(reads), 1 / sorted(times)[steps // 4], memory, engine_of(cache))
+                )
             if time.perf_counter() > end:
                 break
     model.train(was_training)

@@ -16,6 +16,10 @@ from latte.loading.layout import COMPARED, COMPARISON, CONFIG, EVAL, METRICS, RE
 Points = list[tuple[float, float]]
 
 
+class Unlogged(UserError):  # noqa: N818  (reads as what the run is)
+    """A run that has begun and logged no loss yet."""
+
+
 @dataclass
 class RunView:
     """One run. Curves are (x, y) pairs; what was not measured is empty or None."""
@@ -33,6 +37,8 @@ class RunView:
     memory: Points = field(default_factory=list)  # length of context, bytes
     samples: list[dict[str, str]] = field(default_factory=list)  # prompt, text
     row: dict[str, float | None] = field(default_factory=dict)  # its row of the table
+    at_training: dict[str, Any] = field(default_factory=dict)  # figures at the length of training, of eval.json
+    engine: str = ""  # what decoded: kernel or modules
 
     @property
     def variant(self) -> str:
@@ -51,7 +57,8 @@ def find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     for candidates in ([folder], sorted(path for path in folder.iterdir() if path.is_dir())):
-        if found := [path for path in candidates if (path / METRICS).is_file()]:
+        if any((path / METRICS).is_file() for path in candidates):
+            found = [path for path in candidates if (path / METRICS).is_file() or (path / CONFIG).is_file()]
             order = [row.get("name") for row in _json(folder / COMPARISON) or []]
             return sorted(found, key=lambda path: order.index(path.name) if path.name in order else len(order))
         if any((path / CONFIG).is_file() for path in candidates):
@@ -82,7 +89,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
             if isinstance(line.get(key), int | float) and math.isfinite(line[key]):
                 points.append((tokens, float(line[key])))
     if not run.train and not run.valid:
-        raise UserError(f"{folder} has no metrics yet: there is no loss in {METRICS}")
+        raise Unlogged(f"{folder} has no metrics yet: there is no loss in {METRICS}")
     result = _json(folder / RESULT) or {}
     run.row = {
         "parameters": result.get("parameters"),
@@ -95,15 +102,12 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     contexts = measured.get("contexts", [])
     run.context = [(entry["context"], entry["loss"]) for entry in contexts]
     run.positions = position_points(measured.get("positions", []))
-    # The table shows the training length; the curve shows the others.
-    trained = run.setting("data", "sequence_length")
-    at = next((entry for entry in contexts if entry["context"] == trained), contexts[-1] if contexts else {})
-    run.row["bits_per_byte"] = at.get("bits_per_byte")
-    if at:  # losses of one table are of the same tokens: those that every context was measured on
-        run.row["valid_loss"] = at["loss"]
     compared = (_json(folder / COMPARED) or {}).get("row", {})
+    # The table shows the training length; the curve shows the others.
+    trained = compared.get("trained_context") or run.setting("data", "sequence_length")
+    run.at_training = next((entry for entry in contexts if entry["context"] == trained), {})
+    run.engine = compared.get("decode_engine") or ""
     run.row |= {
-        "perplexity": at.get("perplexity"),
         "decode": compared.get("decode_tokens_per_second"),
         "state": compared.get("state_bytes"),
     }

@@ -53,6 +53,11 @@ class Browser:
     def open(self, page: Path) -> None:
         self.call("POST", "/url", {"url": page.resolve().as_uri()})
 
+    def resize(self, width: int, height: int) -> None:
+        """The size of a phone: a window itself can't be that narrow."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True}
+        self.call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": size})
+
     def run(self, script: str, *arguments: Any) -> Any:
         return self.call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 

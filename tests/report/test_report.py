@@ -14,7 +14,9 @@ import yaml
 from latte.cli.main import main
 from latte.errors import UserError
 from latte.report import build_report, find_runs, inspect_text, latent_use, read_run, render_report
+from latte.report.build import _write
 from latte.report.cost import measure_cost
+from tests.report.browser import browser, missing
 from tests.report.support import TEXT, model, saved, tokenizer
 
 
@@ -66,7 +68,7 @@ def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
     assert run.valid == [(5120, 3.25)]
     assert run.context == [(16, 3.5), (32, 3.25), (256, 3.0)]
     assert run.positions == [(1, 5.0), (4, 3.5)]
-    assert run.row["bits_per_byte"] == 1.9
+    assert run.at_training["bits_per_byte"] == 1.9
     assert run.row["valid_loss"] == 3.25
     assert run.row["tokens"] == 5120
 
@@ -134,6 +136,68 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
     assert data["runs"][0]["train"]
     assert "inspection" not in data["runs"][0]
     assert "nothing to look inside" in data["notes"][0]
+
+
+def test_a_run_that_logged_nothing_yet_is_left_out_with_a_note(tmp_path: Path) -> None:
+    make_run(tmp_path / "all" / "done", finished=False)
+    for name, files in (("begun", {}), ("silent", {"metrics.jsonl": '{"step": 1}\n'})):
+        (tmp_path / "all" / name).mkdir()
+        for file, text in {"config.yaml": "out: x\n", **files}.items():
+            (tmp_path / "all" / name / file).write_text(text)
+    report = build_report(tmp_path / "all", measure=False)
+    assert [run.name for run in report.runs] == ["done"]
+    assert report.notes[:2] == [f"{name} is left out, it has not logged a loss yet." for name in ("begun", "silent")]
+
+
+def test_losses_of_a_table_are_of_the_same_tokens_or_of_none(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / "all" / name, finished=False) for name in ("a", "b")]
+    evaluation(folders[0])
+    only_one = page_data(render_report(build_report(tmp_path / "all", measure=False)))
+    assert "Losses are of the rows that training validated on." in only_one["table_note"]
+    for run in only_one["runs"]:
+        assert run["row"]["perplexity"] == pytest.approx(np.exp(run["row"]["valid_loss"]))
+        assert run["row"].get("long_loss") is None
+    evaluation(folders[1])
+    engines = {"a": "kernel", "b": "modules"}
+    for folder in folders:
+        row = {"decode_engine": engines[folder.name], "decode_tokens_per_second": 9.0, "state_bytes": 9}
+        (folder / "compare.json").write_text(json.dumps({"row": {**row, "trained_context": 16}}))
+    both = page_data(render_report(build_report(tmp_path / "all", measure=False)))
+    assert "Losses at all lengths are of the same 9 held-out tokens." in both["table_note"]
+    assert "a by one native call a token, b by torch, layer by layer" in both["table_note"]
+    for run in both["runs"]:
+        row = run["row"]
+        assert (row["valid_loss"], row["perplexity"], row["long_loss"]) == (3.5, 33.1, 3.0)
+
+
+def test_a_sample_beyond_the_training_length_needs_no_reminder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "m")
+    loaded = model("latte-r-swa++", max_position_embeddings=8)
+    written = _write(loaded, tokenizer(), np.arange(4), 20)
+    assert written["text"]
+    assert "maximum length" not in capfd.readouterr().err
+
+
+def test_on_a_phone_tables_show_that_they_scroll_and_one_reading_is_a_dot(tmp_path: Path) -> None:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(f"{reason}: the page is not tested in a browser here")
+    for name in ("a", "b"):
+        folder = make_run(tmp_path / "all" / name, finished=False)
+        evaluation(folder)
+        (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    page = tmp_path / "report.html"
+    page.write_text(render_report(build_report(tmp_path / "all", measure=False)), encoding="utf-8")
+    with browser() as window:
+        window.resize(390, 844)
+        window.open(page)
+        window.wait("return document.querySelector('.plot svg')")
+        assert window.run("return document.querySelectorAll('.plot svg .dot').length") >= 1
+        wide = "const t = document.querySelector('.scroll'); return [t.scrollWidth > t.clientWidth, getComputedStyle(t)"
+        assert window.run(wide + ".backgroundAttachment]") == [True, "local, local, scroll, scroll"]
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_runs_without_latents_or_text_still_make_a_page(tmp_path: Path) -> None:

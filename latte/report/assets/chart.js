@@ -140,7 +140,7 @@ Latte.lineChart = (holder, spec) => {
       const style = { '--color': `var(--series-${line.color % 8})` };
       if (line.faint) lines.append(svg('path', { class: 'line faint', d: path(line.faint), style }));
       if (!line.bare) lines.append(svg('path', { class: 'line' + (line.thin ? ' thin' : ''), d: path(line.points), style, 'stroke-dasharray': line.dash || dashOf(line.color) }));
-      if (line.dots) for (const p of line.points) lines.append(marker(SHAPES[line.color % 4], X(p[0]), Y(p[1]), 3.4, { class: 'dot', style }));
+      if (line.dots || line.points.length === 1) for (const p of line.points) lines.append(marker(SHAPES[line.color % 4], X(p[0]), Y(p[1]), 3.4, { class: 'dot', style }));
     }
     for (const mark of spec.marks || []) {
       const toLeft = X(mark.x) > (box.left + box.right) / 2;

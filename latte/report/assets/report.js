@@ -49,7 +49,7 @@
       draw();
     };
     draw();
-    return el('div', { class: 'card' }, el('div', { class: 'scroll' }, el('table', {}, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'model'), heads)), body)),
+    return el('div', { class: 'card' }, el('div', { class: 'scroll', tabindex: 0 }, el('table', {}, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'model'), heads)), body)),
       data.table_note && el('p', { class: 'caption' }, data.table_note));
   }
 
