@@ -106,7 +106,8 @@ def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "",
         with torch.no_grad():
             ids_BT = torch.from_numpy(ids)[None].to(model.device)
             with _inputs_of(mixers) as inputs:
-                outputs = model(ids_BT, use_cache=False)
+                # Classifiers have no cache to leave out.
+                outputs = model(ids_BT, use_cache=False) if model.can_generate() else model(ids_BT)
             layers = tuple(_look(mixer, *inputs[mixer]) for mixer in mixers)
             surprise = None
             if getattr(outputs, "logits", None) is not None and outputs.logits.dim() == 3:

@@ -226,7 +226,7 @@ def write_result(
     folder: Path, model: LatteExtendedForCausalLM, original: Original, results: dict[str, Any], recipe: ExtendRecipe
 ) -> None:
     """Write the model, its tokenizer and card, the results as JSON, page and plots, and the recipe."""
-    model.to(dtype=original.dtype)  # type: ignore[call-arg]  (its own annotation is wrong)
+    torch.nn.Module.to(model, original.dtype)  # transformers' own method loses its annotation
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")
