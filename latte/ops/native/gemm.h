@@ -39,14 +39,14 @@ void pack_rows(T* to, const T* from, int64_t stride, int64_t n, int64_t width, c
 }
 
 #if defined(__AVX2__)
-// Eight rows of eight floats, turned: to[c * step + r] = from[r * stride + c].
-LATTE_INLINE void turn_eight(float* to, int64_t step, const float* from, int64_t stride) {
+// Eight rows of eight floats, turned: to[c * step + r] = scale * from[r * stride + c].
+LATTE_INLINE void turn_eight(float* to, int64_t step, const float* from, int64_t stride, float scale) {
     __m256 x[8], y[8];
     // A row's halves lie beside those of the row four further on, so that what follows stays within the halves of a register.
     for (int r = 0; r < 4; ++r)
         for (int half = 0; half < 2; ++half)
             x[4 * half + r] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from + r * stride + 4 * half)),
-                                                   _mm_loadu_ps(from + (r + 4) * stride + 4 * half), 1);
+                                                   _mm_loadu_ps(from + (r + 4) * stride + 4 * half), 1) * scale;
     for (int i = 0; i < 8; i += 2) {
         y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
         y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
@@ -60,9 +60,9 @@ LATTE_INLINE void turn_eight(float* to, int64_t step, const float* from, int64_t
 }
 #endif
 template <class T>
-LATTE_INLINE void turn_eight(T* to, int64_t step, const T* from, int64_t stride) {
+LATTE_INLINE void turn_eight(T* to, int64_t step, const T* from, int64_t stride, T scale) {
     for (int r = 0; r < 8; ++r)
-        for (int c = 0; c < 8; ++c) to[c * step + r] = from[r * stride + c];
+        for (int c = 0; c < 8; ++c) to[c * step + r] = from[r * stride + c] * scale;
 }
 
 // The transpose (width, n) of the same, in panels of kTileCols rows of the original; the last panel is filled with zeros.
@@ -76,7 +76,7 @@ void pack_columns(T* to, const T* from, int64_t stride, int64_t n, int64_t width
                 const T* rows = from + (i + done) * stride;
                 for (int64_t r = kAhead; r < kAhead + 8 && i + done + r < n; ++r) fetch_row(rows + r * stride, width);
                 int64_t c = 0;
-                for (; c + 8 <= width; c += 8) turn_eight(to + c * N + done, N, rows + c, stride);
+                for (; c + 8 <= width; c += 8) turn_eight(to + c * N + done, N, rows + c, stride, T(1));
                 for (; c < width; ++c)
                     for (int64_t j = 0; j < 8; ++j) to[c * N + done + j] = rows[j * stride + c];
             }
@@ -91,6 +91,21 @@ void pack_columns(T* to, const T* from, int64_t stride, int64_t n, int64_t width
     }
 }
 
+// The transpose (width, N) of n <= N rows times `scale`; columns behind the last row are zero.
+template <int64_t N, class T>
+LATTE_INLINE void turn_scaled(T* to, const T* from, int64_t stride, int64_t n, int64_t width, T scale) {
+    int64_t done = 0;
+    for (; done + 8 <= n; done += 8) {
+        const T* rows = from + done * stride;
+        int64_t c = 0;
+        for (; c + 8 <= width; c += 8) turn_eight(to + c * N + done, N, rows + c, stride, scale);
+        for (; c < width; ++c)
+            for (int64_t r = 0; r < 8; ++r) to[c * N + done + r] = rows[r * stride + c] * scale;
+    }
+    for (int64_t c = 0; c < width && done < N; ++c)
+        for (int64_t r = done; r < N; ++r) to[c * N + r] = r < n ? from[r * stride + c] * scale : T(0);
+}
+
 // to = scale * from.
 template <class T>
 LATTE_INLINE void copy_scaled(T* to, const T* from, int64_t n, T scale) {
@@ -100,24 +115,25 @@ LATTE_INLINE void copy_scaled(T* to, const T* from, int64_t n, T scale) {
     for (; i < n; ++i) to[i] = from[i] * scale;
 }
 
-// C[6][2 vectors] (+)= A[6][K] B[K][2 vectors]; A is read one element at a time, at any strides; B is a panel. Rows are scaled in
-// the end if `scale` is given.
-template <class T, bool Add>
-LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int64_t K, T* c, int64_t ldc, const T* scale = nullptr) {
+// C[Rows][Vectors] (+)= A[Rows][K] B[K][Vectors]; A is read one element at a time, at any strides. Rows are scaled in the end if
+// `scale` is given.
+template <class T, bool Add, int Rows = kTileRows, int Vectors = 2>
+LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int64_t ldb, int64_t K, T* c, int64_t ldc,
+                          const T* scale = nullptr) {
     constexpr int W = kWidth<T>;
-    Vec<T> acc[kTileRows][2];
-    for (int r = 0; r < kTileRows; ++r)
-        for (int j = 0; j < 2; ++j) acc[r][j] = Add ? load(c + r * ldc + j * W) : Vec<T>{};
-    for (int64_t k = 0; k < K; ++k, a += col, b += 2 * W) {
-        const Vec<T> b0 = load(b), b1 = load(b + W);
-        for (int r = 0; r < kTileRows; ++r) {
+    Vec<T> acc[Rows][Vectors];
+    for (int r = 0; r < Rows; ++r)
+        for (int j = 0; j < Vectors; ++j) acc[r][j] = Add ? load(c + r * ldc + j * W) : Vec<T>{};
+    for (int64_t k = 0; k < K; ++k, a += col, b += ldb) {
+        Vec<T> columns[Vectors];
+        for (int j = 0; j < Vectors; ++j) columns[j] = load(b + j * W);
+        for (int r = 0; r < Rows; ++r) {
             const Vec<T> x = splat(a[r * row]);
-            acc[r][0] = x * b0 + acc[r][0];
-            acc[r][1] = x * b1 + acc[r][1];
+            for (int j = 0; j < Vectors; ++j) acc[r][j] = x * columns[j] + acc[r][j];
         }
     }
-    for (int r = 0; r < kTileRows; ++r)
-        for (int j = 0; j < 2; ++j) store(c + r * ldc + j * W, scale ? acc[r][j] * scale[r] : acc[r][j]);
+    for (int r = 0; r < Rows; ++r)
+        for (int j = 0; j < Vectors; ++j) store(c + r * ldc + j * W, scale ? acc[r][j] * scale[r] : acc[r][j]);
 }
 
 LATTE_END

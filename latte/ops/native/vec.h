@@ -144,14 +144,29 @@ LATTE_INLINE bool any(M mask) {
 #endif
 }
 
-// Halves onto halves: half as many steps as one lane after the other waits for.
-template <class T>
-LATTE_INLINE T sum_lanes(Vec<T> v) {
+// Reduces the lanes of a vector: halves onto halves, so that half as many steps wait for each other as one lane after another.
+// The order is the same in memory and in registers; registers save a store and a load for each half.
+template <class T, class Op>
+LATTE_INLINE T fold_lanes(Vec<T> v, Op op) {
+#if LATTE_BYTES >= 32 && defined(__AVX__)
+    if constexpr (sizeof(T) == sizeof(float)) {
+        __m256 eight[LATTE_BYTES / 32];
+        memcpy(eight, &v, sizeof(v));
+        if (LATTE_BYTES == 64) eight[0] = op(eight[0], eight[LATTE_BYTES / 32 - 1]);
+        const __m128 four = op(_mm256_castps256_ps128(eight[0]), _mm256_extractf128_ps(eight[0], 1));
+        const __m128 two = op(four, _mm_movehl_ps(four, four));
+        return op(two, _mm_shuffle_ps(two, two, 1))[0];
+    }
+#endif
     T lane[kWidth<T>];
     store(lane, v);
     for (int half = kWidth<T> / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+        for (int i = 0; i < half; ++i) lane[i] = op(lane[i], lane[i + half]);
     return lane[0];
+}
+template <class T>
+LATTE_INLINE T sum_lanes(Vec<T> v) {
+    return fold_lanes<T>(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
 }
 // The sums of the lanes of several vectors at once, by the additions of sum_lanes in the same order: bit by bit the same.
 #if defined(__clang__) || __GNUC__ >= 12
@@ -207,11 +222,7 @@ LATTE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
 }
 template <class T>
 LATTE_INLINE T max_lanes(Vec<T> v) {
-    T lane[kWidth<T>];
-    store(lane, v);
-    for (int half = kWidth<T> / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
+    return fold_lanes<T>(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
 // exp(x) = 2^n (1 + r + r^2 q(r)), |r| <= ln(2)/2; q is a least-maximum fit of degree 4 (relative error 3e-9, so rounding

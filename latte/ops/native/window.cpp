@@ -1,165 +1,48 @@
-// Sliding-window softmax attention, forward and backward.
+// Forward pass of sliding-window softmax attention.
 //
-// A task is a span of queries of one key-value head with all the keys they see, packed once. Inside it, blocks of kBlock queries
-// meet their keys; every tile of 6 queries multiplies only the panels of keys that it can see, so little is computed in vain.
-// The row's maximum is over the keys that the row sees: nothing depends on a key outside its window.
-#include "args.h"
-#include "gemm.h"
-#include "work.h"
+// A block of queries lies across the lanes of vectors: scores are products of a few keys, read where they are, and the block's
+// queries, turned once, so that maximum and sum over keys need no step across lanes. Values are packed once for each span of
+// blocks.
+#include "window.h"
 
 LATTE_BEGIN
 
-constexpr int64_t kBlock = 4 * kTileRows;
-constexpr double kEmpty = -1e30;
-
-// Where a task lies: queries [i0, i0 + n) see keys [j0, j0 + m).
-struct Span {
-    int64_t b, g, i0, n, j0, m;
-};
-
-template <class A>
-Span span_of(const A& w, int64_t step, int64_t align, int64_t b, int64_t s, int64_t g) {
-    const int64_t hist = w.S - w.T, i0 = s * step, n = min64(step, w.T - i0);
-    const int64_t j0 = max64(0, hist + i0 - w.left) / align * align, j1 = min64(w.S, hist + i0 + n + w.right);
-    return {b, g, i0, n, j0, j1 - j0};
-}
-
-// Keys [lo, hi) of a row, counted from the task's first key.
-template <class A>
-LATTE_INLINE void seen(const A& w, const Span& s, int64_t i, int64_t& lo, int64_t& hi) {
-    const int64_t at = w.S - w.T + i;
-    lo = max64(at - w.left, 0) - s.j0;
-    hi = min64(at + w.right + 1, w.S) - s.j0;
-}
-
+// Queries of a block in vectors, and how many keys meet them at a time: 12 of AVX2's 16 registers accumulate, 16 of AVX-512's 32.
+constexpr int kAcross = 2;
+constexpr int kKeys = kBytes == 64 ? 8 : 6;
 template <class T>
-LATTE_INLINE T* at(const View& v, int64_t b, int64_t t, int64_t h) {
-    return (T*)v.data + b * v.b + t * v.t + h * v.h;
-}
-
-// Ids of the keys of a task in integers as wide as T, so that a comparison gives a mask for T; -2 behind the end.
+constexpr int64_t kQueries = kAcross * kWidth<T>;
+// Queries whose outputs are summed at a time: all of one vector.
 template <class T>
-const Int<T>* key_ids(Int<T>* to, const int32_t* ids, int64_t m, int64_t padded_m) {
-    if (!ids) return nullptr;
-    for (int64_t j = 0; j < padded_m; ++j) to[j] = j < m ? ids[j] : -2;
-    return to;
-}
-
-template <class T>
-LATTE_INLINE Mask<T> visible(int64_t j, int64_t lo, int64_t hi, const Int<T>* ids, Int<T> id) {
-    Mask<T> index;
-    for (int i = 0; i < kWidth<T>; ++i) index[i] = Int<T>(j + i);
-    Mask<T> ok = (index >= Int<T>(lo)) & (index < Int<T>(hi));
-    if (ids) {
-        Mask<T> other;
-        memcpy(&other, ids + j, sizeof(other));
-        ok &= other == id;
-    }
-    return ok;
-}
-
-// Panels [first, last) of keys that queries [i, i + n) of the task see.
-template <class T, class A>
-LATTE_INLINE void panels(const A& w, const Span& s, int64_t i, int64_t n, int64_t& first, int64_t& last) {
-    int64_t lo, hi, skip;
-    seen(w, s, i, lo, skip);
-    seen(w, s, i + n - 1, skip, hi);
-    first = lo / kTileCols<T>;
-    last = (hi + kTileCols<T> - 1) / kTileCols<T>;
-}
-
-// out[rows][keys] = x (rows, width) . packed keys, for the panels each tile of rows sees; `origin` is the first panel of out.
-template <class T, class A>
-void scores(const A& w, const Span& s, int64_t i, int64_t rows, const T* x, int64_t width, int64_t ldx, const T* keys, T* out,
-            int64_t ldo, int64_t origin, int64_t end) {
-    constexpr int64_t N = kTileCols<T>;
-    for (int64_t p = origin; p < end; ++p)
-        for (int64_t r = 0; r < rows; r += kTileRows) {
-            int64_t first, last;
-            panels<T>(w, s, i + r, min64(kTileRows, rows - r), first, last);
-            if (p < first || p >= last) continue;
-            product<T, false>(x + r * ldx, ldx, 1, keys + p * width * N, width, out + r * ldo + (p - origin) * N, ldo);
-        }
-}
-
-// The largest score of a row among the keys it sees; scores it doesn't see become kEmpty, and capped ones are stored.
-template <class T>
-LATTE_INLINE T largest(T* row, int64_t first, int64_t last, int64_t origin, int64_t lo, int64_t hi, const Int<T>* ids, int64_t id,
-                       T cap) {
-    constexpr int W = kWidth<T>;
-    const Vec<T> none = splat(T(kEmpty));
-    Vec<T> top[2] = {none, none};
-    const auto edge = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
-        for (int64_t j = from; j < to; j += W) {
-            Vec<T> x = load(row + j - origin);
-            if (cap > 0) x = vtanh(x / cap) * cap;
-            x = visible<T>(j, lo, hi, ids, Int<T>(id)) ? x : none;
-            store(row + j - origin, x);
-            top[0] = vmax<T>(top[0], x);
-        }
-    };
-    // Between the edges of its window a row sees every key, unless ids say otherwise.
-    const bool open = !ids && !(cap > 0);
-    const int64_t from = open ? min64(round_up(lo, 2 * W), last) : last, to = max64(from, hi / (2 * W) * (2 * W));
-    edge(first, from);
-    for (int64_t j = from; j < to; j += 2 * W)
-        for (int i = 0; i < 2; ++i) top[i] = vmax<T>(top[i], load(row + j + i * W - origin));
-    edge(to, last);
-    return max_lanes<T>(vmax<T>(top[0], top[1]));
-}
-
-// Scores of a row to exp(score - top), zeros in an empty row; returns their sum.
-template <class T>
-LATTE_INLINE T exponentials(T* row, int64_t n, T top, bool empty) {
-    constexpr int W = kWidth<T>;
-    if (empty) {
-        memset(row, 0, size_t(n) * sizeof(T));
-        return 0;
-    }
-    Vec<T> total[2] = {};
-    const auto some = [&](T* at, auto& x) __attribute__((always_inline)) {
-        constexpr int K = sizeof(x) / sizeof(x[0]);
-        for (int i = 0; i < K; ++i) x[i] = load(at + i * W) - top;
-        vexp_down(x);
-        for (int i = 0; i < K; ++i) store(at + i * W, x[i]), total[i % 2] += x[i];
-    };
-    Vec<T> four[4], one[1];
-    int64_t j = 0;
-    for (; j + 4 * W <= n; j += 4 * W) some(row + j, four);
-    for (; j < n; j += W) some(row + j, one);
-    return sum_lanes<T>(total[0] + total[1]);
-}
+constexpr int kOutputs = kBytes == 64 ? 8 : kWidth<T> < 4 ? kWidth<T> : 4;
 
 LATTE_INLINE float natural_log(float x) { return ::logf(x); }
 LATTE_INLINE double natural_log(double x) { return ::log(x); }
 
-// A row of scores, the keys that it sees, counted from the task's first, and what it leaves.
+// Scores of one row of n keys to exp(score - maximum), zeros for keys of other documents; returns 1 / sum, 0 if there is no key.
 template <class T>
-struct Row {
-    T* scores;
-    int64_t lo, hi, id;
-    T* lse;
-};
-
-// Turns rows of scores into exp(score - maximum), zeros where nothing is seen; inverse is 1 / sum (0 if the row is empty). Each
-// step runs over all rows, so that what one waits for (a sum over lanes, a logarithm) hides behind the others.
-template <class T, class RowOf>
-LATTE_INLINE void softmax_rows(int64_t rows, int64_t first, int64_t last, int64_t origin, const Int<T>* ids, T cap, RowOf row_of,
-                               T* inverse) {
-    T top[kTileRows], sum[kTileRows];
-    bool empty[kTileRows];
-    for (int64_t r = 0; r < rows; ++r) {
-        const Row<T> row = row_of(r);
-        empty[r] = row.id < 0;
-        if (!empty[r]) top[r] = largest(row.scores, first, last, origin, row.lo, row.hi, ids, row.id, cap);
-        empty[r] = empty[r] || !(top[r] > T(kEmpty / 2));
+LATTE_INLINE T softmax_row(T* row, int64_t n, const Int<T>* ids, int64_t id, T cap, T* lse) {
+    constexpr int W = kWidth<T>;
+    const Vec<T> none = splat(T(kEmpty));
+    Vec<T> top = none, total{};
+    for (int64_t j = 0; j < n; j += W) {
+        Vec<T> x = load(row + j);
+        if (cap > 0) x = vtanh(x / cap) * cap;
+        x = visible<T>(j, 0, n, ids, Int<T>(id)) ? x : none;
+        store(row + j, x);
+        top = vmax<T>(top, x);
     }
-    for (int64_t r = 0; r < rows; ++r)
-        sum[r] = exponentials(row_of(r).scores + first - origin, last - first, empty[r] ? T(0) : top[r], empty[r]);
-    for (int64_t r = 0; r < rows; ++r) {
-        *row_of(r).lse = empty[r] ? T(kEmpty) : top[r] + natural_log(sum[r]);
-        inverse[r] = empty[r] ? T(0) : T(1) / sum[r];
+    const T largest = max_lanes<T>(top);
+    const bool empty = id < 0 || !(largest > T(kEmpty / 2));
+    for (int64_t j = 0; j < n; j += W) {
+        Vec<T> x[1] = {load(row + j) - largest};
+        vexp_down(x);
+        store(row + j, empty ? Vec<T>{} : x[0]);
+        total += x[0];
     }
+    const T sum = sum_lanes<T>(total);
+    *lse = empty ? T(kEmpty) : largest + natural_log(sum);
+    return empty ? T(0) : T(1) / sum;
 }
 
 // One query at a time, for decoding: with so little to do, packing keys would take longer than using them.
@@ -190,9 +73,8 @@ void few_queries(const WindowForward& w) {
                 for (int64_t r = 0; r < min64(4, n - j); ++r) p[j + r] = sum_lanes<T>(dot[r]) * T(w.scale);
             }
             const Int<T>* known = key_ids<T>(ids, w.seg_k ? w.seg_k + b * w.S + j0 : nullptr, n, reach + W);
-            const Row<T> only{p, 0, n, w.seg_q ? w.seg_q[b * w.T + i] : 0, (T*)w.lse + (b * w.T + i) * w.H + h};
-            T inverse;
-            softmax_rows<T>(1, 0, round_up(n, W), 0, known, T(w.softcap), [&](int64_t) { return only; }, &inverse);
+            const int64_t id = w.seg_q ? w.seg_q[b * w.T + i] : 0;
+            const T inverse = softmax_row(p, n, known, id, T(w.softcap), (T*)w.lse + (b * w.T + i) * w.H + h);
             // An unseen value may hold anything, so it is not even multiplied by 0.
             int64_t c = 0;
             for (; c + 4 * W <= w.V; c += 4 * W) {
@@ -212,215 +94,186 @@ void few_queries(const WindowForward& w) {
     });
 }
 
+// A block of queries [i, i + rows) of one head. The queries of vector a see the keys [lo[a], hi[a]), counted from the span's
+// first: scores outside of them are not computed.
+struct Block {
+    int64_t i, rows, lo[kAcross], hi[kAcross];
+};
+
+template <class T>
+LATTE_INLINE Block block_of(const WindowForward& w, const Span& s, int64_t i) {
+    Block block{i, min64(kQueries<T>, s.i0 + s.n - i), {}, {}};
+    for (int a = 0; a < kAcross; ++a) {
+        // A vector behind the last query repeats the one before it.
+        const int64_t first = min64(a * kWidth<T>, (block.rows - 1) / kWidth<T> * kWidth<T>);
+        seen_by(w, s, i + first, min64(kWidth<T>, block.rows - first), block.lo[a], block.hi[a]);
+    }
+    return block;
+}
+
+// p[key][kQueries] = keys . queries; `turned` is (D, kQueries). Keys are read kKeys at a time, the last ones moved back so far
+// that none lies behind the row's end.
+template <class T>
+LATTE_INLINE void block_scores(const WindowForward& w, const Block& block, const T* key, int64_t behind, const T* turned, T* p) {
+    constexpr int64_t Q = kQueries<T>, W = kWidth<T>;
+    const int64_t lo = block.lo[0], hi = block.hi[kAcross - 1];
+    for (int64_t j = lo; j < hi; j += kKeys) {
+        const int64_t first = min64(j, behind - kKeys);
+        const T* rows = key + first * w.k.t;
+        T* to = p + (first - lo) * Q;
+        // At the edges of the window only one half of the block sees these keys.
+        if (j + kKeys <= block.lo[kAcross - 1]) {
+            product<T, false, kKeys, 1>(rows, w.k.t, 1, turned, Q, w.D, to, Q);
+        } else if (j >= block.hi[0]) {
+            product<T, false, kKeys, 1>(rows, w.k.t, 1, turned + W, Q, w.D, to + W, Q);
+        } else {
+            product<T, false, kKeys, kAcross>(rows, w.k.t, 1, turned, Q, w.D, to, Q);
+        }
+    }
+}
+
+// Masks and caps the scores p[hi - lo][kQueries] of one vector of queries, which become exp(score - maximum), zeros where nothing
+// is seen. The first query stands at key `at`, counted from lo, as is everything here. `sum` and `top` are those of each query.
+template <class T>
+LATTE_INLINE void softmax_vector(const WindowForward& w, int64_t at, int64_t n, const Int<T>* key_id, const Int<T>* query_id, T* p,
+                                 T* sum, T* top) {
+    constexpr int64_t W = kWidth<T>, Q = kQueries<T>;
+    const Vec<T> none = splat(T(kEmpty));
+    Vec<T> most = none, total[4] = {};
+    Mask<T> lane, id{};
+    for (int r = 0; r < W; ++r) lane[r] = Int<T>(r);
+    if (query_id) memcpy(&id, query_id, sizeof(id));
+    // Key j is seen by the queries [j - at - right, j - at + left].
+    const auto masked = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
+        for (int64_t j = from; j < to; ++j) {
+            Vec<T> x = load(p + j * Q);
+            if (w.softcap > 0) x = vtanh(x / T(w.softcap)) * T(w.softcap);
+            Mask<T> ok = (lane >= Int<T>(max64(j - at - w.right, 0))) & (lane <= Int<T>(min64(j - at + w.left, W)));
+            if (key_id) ok &= (id == key_id[j]) & (id >= 0);
+            x = ok ? x : none;
+            store(p + j * Q, x);
+            most = vmax<T>(most, x);
+        }
+    };
+    // Keys that all queries see need no mask.
+    const bool open = !key_id && !(w.softcap > 0);
+    const int64_t from = open ? min64(max64(0, at + W - 1 - w.left), n) : n, to = max64(from, min64(n, at + w.right + 1));
+    masked(0, from);
+    for (int64_t j = from; j < to; ++j) most = vmax<T>(most, load(p + j * Q));
+    masked(to, n);
+
+    const Vec<T> shift = most > T(kEmpty / 2) ? most : Vec<T>{};
+    const auto some = [&](int64_t j, auto& x) __attribute__((always_inline)) {
+        constexpr int K = sizeof(x) / sizeof(x[0]);
+        for (int k = 0; k < K; ++k) x[k] = load(p + (j + k) * Q) - shift;
+        vexp_down(x);
+        for (int k = 0; k < K; ++k) store(p + (j + k) * Q, x[k]), total[k] += x[k];
+    };
+    Vec<T> four[4], one[1];
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) some(j, four);
+    for (; j < n; ++j) some(j, one);
+    store(sum, (total[0] + total[1]) + (total[2] + total[3])), store(top, most);
+}
+
+// Scores of a block to exponentials; `inverse` is 1 / sum of each query, 0 where it sees no key.
+template <class T>
+void softmax_block(const WindowForward& w, const Span& s, const Block& block, const Int<T>* key_id, const Int<T>* query_id, T* p,
+                   T* lse, T* inverse) {
+    constexpr int64_t W = kWidth<T>, Q = kQueries<T>;
+    T sum[Q], top[Q];
+    for (int64_t first = 0, a = 0; first < block.rows; first += W, ++a) {
+        const int64_t lo = block.lo[a], at = w.S - w.T + block.i + first - s.j0 - lo;
+        softmax_vector(w, at, block.hi[a] - lo, key_id ? key_id + lo : nullptr, query_id ? query_id + first : nullptr,
+                       p + (lo - block.lo[0]) * Q + first, sum + first, top + first);
+    }
+    for (int64_t r = 0; r < block.rows; ++r) {
+        const bool empty = !(top[r] > T(kEmpty / 2));
+        lse[r * w.H] = empty ? T(kEmpty) : top[r] + natural_log(sum[r]);
+        inverse[r] = empty ? T(0) : T(1) / sum[r];
+    }
+}
+
+// Outputs of a block: probabilities times packed values, each row scaled by its `inverse`.
+template <class T>
+LATTE_INLINE void block_outputs(const WindowForward& w, const Span& s, const Block& block, int64_t h, const T* p, const T* values,
+                                const T* inverse, T* scratch) {
+    constexpr int64_t N = kTileCols<T>, Q = kQueries<T>;
+    const int64_t Vp = round_up(w.V, N);
+    for (int64_t r = 0; r < block.rows; r += kOutputs<T>) {
+        const int64_t n = min64(kOutputs<T>, block.rows - r);
+        int64_t lo, hi;
+        seen_by(w, s, block.i + r, n, lo, hi);
+        bool whole = n == kOutputs<T> && Vp == w.V;
+        for (int64_t j = r; j < r + n; ++j) whole = whole && inverse[j] != 0;
+        T* to = whole ? at<T>(w.y, s.b, block.i + r, h) : scratch;
+        const int64_t stride = whole ? w.y.t : Vp;
+        for (int64_t c = 0; c < Vp; c += N)
+            product<T, false, kOutputs<T>>(p + (lo - block.lo[0]) * Q + r, 1, Q, values + c * s.m + lo * N, N, hi - lo, to + c, stride,
+                                        inverse + r);
+        for (int64_t j = 0; !whole && j < n; ++j) {
+            T* y = at<T>(w.y, s.b, block.i + r + j, h);
+            if (inverse[r + j] != 0) {
+                memcpy(y, scratch + j * Vp, size_t(w.V) * sizeof(T));
+            } else {
+                memset(y, 0, size_t(w.V) * sizeof(T));
+            }
+        }
+    }
+}
+
 template <class T>
 void window_forward_typed(const WindowForward& w) {
-    if (w.T <= 2) return few_queries<T>(w);
-    constexpr int64_t N = kTileCols<T>, W = kWidth<T>;
+    if (w.T <= 2 || w.S < kKeys) return few_queries<T>(w);
+    constexpr int64_t N = kTileCols<T>, W = kWidth<T>, Q = kQueries<T>;
     const int64_t group = w.H / w.G, reach = w.left + w.right;
     const double work = double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));
     const int64_t threads = useful_threads(w.threads, work);
-    // Long spans pack fewer keys twice, short ones keep all threads busy and the packed keys in the second-level cache.
-    const int64_t about = round_up(max64(kBlock, min64(max64(384, reach), w.T * w.B * w.G / (threads * 2))), kBlock);
-    // As many spans for each thread, all of about one length.
+    // Long spans pack fewer values twice, short ones keep all threads busy and the packed values in the second-level
+    // cache.
+    const int64_t about = round_up(max64(Q, min64(max64(768, reach), w.T * w.B * w.G / (threads * 2))), Q);
+    // As many spans for each thread, all of about one length; blocks start at multiples of Q however the work is shared out.
     const int64_t enough = max64(1, round_up((w.T + about - 1) / about * w.B, threads) / max64(1, w.B));
-    const int64_t step = min64(about, round_up((w.T + enough - 1) / enough, kTileRows));
+    const int64_t step = min64(about, round_up((w.T + enough - 1) / enough, Q));
     const int64_t steps = (w.T + step - 1) / step, Vp = round_up(w.V, N);
-    const int64_t keys = round_up(min64(w.S, step + reach + N), N), wide = min64(keys, round_up(kBlock + reach, N) + N);
+    const int64_t keys = min64(w.S, step + reach), wide = min64(w.S, Q + reach) + kKeys;
     large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)), w.threads);
 
     parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
-        Scratch mem(room(keys * w.D, sizeof(T)) + room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) +
-                    room(kBlock * w.D, sizeof(T)) + room(kBlock * wide, sizeof(T)) + room(kBlock * Vp, sizeof(T)));
-        T *kp = mem.take<T>(keys * w.D), *vp = mem.take<T>(keys * Vp);
-        Int<T>* id_room = mem.take<Int<T>>(keys + W);
-        T *q = mem.take<T>(kBlock * w.D), *p = mem.zeros<T>(kBlock * wide), *y = mem.take<T>(kBlock * Vp);
+        Scratch mem(room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) + room(Q, sizeof(T)) + room(Q * w.D, sizeof(T)) +
+                    room((wide + kKeys) * Q, sizeof(T)) + room(kOutputs<T> * Vp, sizeof(T)) + room(Q, sizeof(T)));
+        T* packed = mem.take<T>(keys * Vp);
+        Int<T>*key_room = mem.take<Int<T>>(keys + W), *query_room = mem.take<Int<T>>(Q);
+        // A tile of keys that is moved back from the end of the row starts before the block's first key.
+        T *turned = mem.take<T>(Q * w.D), *p = mem.zeros<T>((wide + kKeys) * Q) + kKeys * Q, *scratch = mem.take<T>(kOutputs<T> * Vp);
+        T* inverse = mem.zeros<T>(Q);
 
-        // Panels start at multiples of N wherever the span starts, so how work is shared out changes no bit.
         for (int64_t u = begin; u < end; ++u) {
-            const Span s = span_of(w, step, N, u / w.G / steps, u / w.G % steps, u % w.G);
-            const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
-            pack_columns(kp, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
-            pack_rows(vp, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
+            const Span s = span_of(w, step, 1, u / w.G / steps, u / w.G % steps, u % w.G);
+            const Int<T>* ids = key_ids<T>(key_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, s.m);
+            const T* key = at<T>(w.k, s.b, s.j0, s.g);
+            pack_rows(packed, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
             for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
-                for (int64_t i = s.i0; i < s.i0 + s.n; i += kBlock) {
-                    const int64_t rows = min64(kBlock, s.i0 + s.n - i);
-                    int64_t origin, stop;
-                    panels<T>(w, s, i, rows, origin, stop);
-                    for (int64_t r = 0; r < rows; ++r) copy_scaled(q + r * w.D, at<T>(w.q, s.b, i + r, h), w.D, T(w.scale));
-                    if (rows < kBlock) memset(q + rows * w.D, 0, size_t((kBlock - rows) * w.D) * sizeof(T));
-                    scores(w, s, i, rows, q, w.D, w.D, kp, p, wide, origin, stop);
-                    T inverse[kBlock];
-                    for (int64_t tile = 0; tile < rows; tile += kTileRows) {
-                        const int64_t n = min64(kTileRows, rows - tile);
-                        int64_t first, last;
-                        panels<T>(w, s, i + tile, n, first, last);
-                        const auto row = [&](int64_t r) {
-                            const int64_t t = i + tile + r;
-                            int64_t lo, hi;
-                            seen(w, s, t, lo, hi);
-                            return Row<T>{p + (tile + r) * wide, lo, hi, w.seg_q ? w.seg_q[s.b * w.T + t] : 0,
-                                          (T*)w.lse + (s.b * w.T + t) * w.H + h};
-                        };
-                        // A few rows at a time, behind the arithmetic: what this block writes, and what the next one reads.
-                        for (int64_t r = i + tile; r < i + tile + n; ++r) fetch_row<1>(at<T>(w.y, s.b, r, h), w.V);
-                        for (int64_t r = i + tile + kBlock; r < min64(i + tile + n + kBlock, s.i0 + s.n); ++r)
-                            fetch_row(at<T>(w.q, s.b, r, h), w.D);
-                        softmax_rows<T>(n, first * N, last * N, origin * N, ids, T(w.softcap), row, inverse + tile);
+                for (int64_t i = s.i0; i < s.i0 + s.n; i += Q) {
+                    const Block block = block_of<T>(w, s, i);
+                    // Behind the arithmetic: what this block writes, and what the next one reads.
+                    for (int64_t r = i; r < i + block.rows; ++r) fetch_row<1>(at<T>(w.y, s.b, r, h), w.V);
+                    for (int64_t r = i + Q; r < min64(i + 2 * Q, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
+                    for (int64_t j = block.hi[kAcross - 1]; j < min64(block.hi[kAcross - 1] + Q, s.m); ++j)
+                        fetch_row(key + j * w.k.t, w.D);
+                    turn_scaled<Q>(turned, at<T>(w.q, s.b, i, h), w.q.t, block.rows, w.D, T(w.scale));
+                    block_scores(w, block, key, w.S - s.j0, turned, p);
+                    const Int<T>* query_id = nullptr;
+                    if (w.seg_q) {
+                        const int32_t* id = w.seg_q + s.b * w.T + i;
+                        for (int64_t r = 0; r < Q; ++r) query_room[r] = r < block.rows ? id[r] : -1;
+                        query_id = query_room;
                     }
-                    for (int64_t r = 0; r < rows; r += kTileRows) {
-                        const int64_t n = min64(kTileRows, rows - r);
-                        int64_t lo, hi, skip;
-                        seen(w, s, i + r, lo, skip);
-                        seen(w, s, i + r + n - 1, skip, hi);
-                        const T *weights = p + r * wide + lo - origin * N, *values = vp + lo * N;
-                        bool whole = n == kTileRows && Vp == w.V;
-                        for (int64_t j = r; j < r + n; ++j) whole = whole && inverse[j] != 0;
-                        if (whole) {
-                            T* to = at<T>(w.y, s.b, i + r, h);
-                            for (int64_t c = 0; c < Vp; c += N)
-                                product<T, false>(weights, wide, 1, values + c * s.m, hi - lo, to + c, w.y.t, inverse + r);
-                            continue;
-                        }
-                        for (int64_t c = 0; c < Vp; c += N)
-                            product<T, false>(weights, wide, 1, values + c * s.m, hi - lo, y + r * Vp + c, Vp);
-                        for (int64_t j = r; j < r + n; ++j) {
-                            T* to = at<T>(w.y, s.b, i + j, h);
-                            if (inverse[j] != 0) {
-                                copy_scaled(to, y + j * Vp, w.V, inverse[j]);
-                            } else {
-                                memset(to, 0, size_t(w.V) * sizeof(T));
-                            }
-                        }
-                    }
+                    softmax_block(w, s, block, ids, query_id, p, (T*)w.lse + (s.b * w.T + i) * w.H + h, inverse);
+                    block_outputs(w, s, block, h, p, packed, inverse, scratch);
                 }
         }
     });
-}
-
-// From scores and dy.v to probabilities and the gradients of the scores, over columns [origin, stop) of the block.
-template <class T>
-void gradient_row(T* p, T* ds, int64_t origin, int64_t stop, int64_t first, int64_t last, int64_t lo, int64_t hi,
-                  const Int<T>* ids, int64_t id, T cap, T lse, T delta) {
-    constexpr int W = kWidth<T>;
-    const bool empty = id < 0 || !(lse > T(kEmpty / 2));
-    for (int64_t j = origin; j < stop; j += W) {
-        T *pj = p + j - origin, *dj = ds + j - origin;
-        if (empty || j < first || j >= last) {
-            store(pj, Vec<T>{}), store(dj, Vec<T>{});
-            continue;
-        }
-        Vec<T> x = load(pj), slope = splat(T(1));
-        if (cap > 0) {
-            const Vec<T> u = vtanh(x / cap);
-            x = u * cap, slope = T(1) - u * u;
-        }
-        Vec<T> e = vexp(x - lse), d = e * (load(dj) - delta) * slope;
-        if (ids || j < lo || j + W > hi) {
-            const Mask<T> ok = visible<T>(j, lo, hi, ids, Int<T>(id));
-            e = ok ? e : Vec<T>{}, d = ok ? d : Vec<T>{};
-        }
-        store(pj, e), store(dj, d);
-    }
-    // Tiles of six keys may end behind the last panel.
-    for (int64_t j = stop - origin; j < stop - origin + kTileRows; ++j) p[j] = ds[j] = 0;
-}
-
-template <class T>
-void window_backward_typed(const WindowBackward& w) {
-    constexpr int64_t N = kTileCols<T>, W = kWidth<T>;
-    const int64_t group = w.H / w.G, reach = w.left + w.right;
-    const double work = 3.0 * double(w.B) * double(w.T * w.H) * double(min64(reach + 1, w.S) * (w.D + w.V));
-    const int64_t threads = useful_threads(w.threads, work);
-    // Spans no shorter than the reach share keys with their neighbours only: even and odd ones take turns to add to dk and dv.
-    const int64_t step = round_up(max64(96, reach), kBlock), steps = (w.T + step - 1) / step;
-    const int64_t Dp = round_up(w.D, N), Vp = round_up(w.V, N), keys = round_up(min64(w.S, step + reach), N);
-    const int64_t wide = min64(keys, round_up(kBlock + reach, N) + N) + round_up(kTileRows, W);
-    large_pages(w.dq.data, w.B * w.T * w.H * w.D * int64_t(sizeof(T)), w.threads);
-
-    for (int64_t turn = 0; turn < 2; ++turn) {
-        const int64_t mine = (steps + 1 - turn) / 2;
-        parallel(w.B * mine * w.G, threads, [&](int64_t begin, int64_t end) {
-            const int64_t size = sizeof(T), more = keys + kTileRows;
-            Scratch mem(room(keys * w.D, size) + room(keys * w.V, size) + room(keys * Dp, size) + room(more * Dp, size) +
-                        room(more * Vp, size) + room(keys + W, size) + 3 * room(kBlock * Dp, size) + 2 * room(kBlock * Vp, size) +
-                        2 * room(kBlock * wide, size));
-            T *kt = mem.take<T>(keys * w.D), *vt = mem.take<T>(keys * w.V), *kr = mem.take<T>(keys * Dp);
-            T *dk = mem.take<T>(more * Dp), *dv = mem.take<T>(more * Vp);
-            Int<T>* id_room = mem.take<Int<T>>(keys + W);
-            T *q = mem.zeros<T>(kBlock * Dp), *qr = mem.take<T>(kBlock * Dp), *dq = mem.take<T>(kBlock * Dp);
-            T *dy = mem.zeros<T>(kBlock * Vp), *dyr = mem.take<T>(kBlock * Vp);
-            T *p = mem.zeros<T>(kBlock * wide), *ds = mem.zeros<T>(kBlock * wide);
-
-            for (int64_t u = begin; u < end; ++u) {
-                const Span s = span_of(w, step, 1, u / w.G / mine, u / w.G % mine * 2 + turn, u % w.G);
-                const Int<T>* ids = key_ids<T>(id_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, keys);
-                pack_columns(kt, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
-                pack_columns(vt, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
-                pack_rows(kr, at<T>(w.k, s.b, s.j0, s.g), w.k.t, s.m, w.D, ids);
-                memset(dk, 0, size_t(more * Dp * size));
-                memset(dv, 0, size_t(more * Vp * size));
-                for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
-                    for (int64_t i = s.i0; i < s.i0 + s.n; i += kBlock) {
-                        const int64_t rows = min64(kBlock, s.i0 + s.n - i);
-                        const int32_t* id = w.seg_q ? w.seg_q + s.b * w.T + i : nullptr;
-                        int64_t origin, stop;
-                        panels<T>(w, s, i, rows, origin, stop);
-                        T delta[kBlock];
-                        for (int64_t r = 0; r < kBlock; ++r) {
-                            const bool real = r < rows && !(id && id[r] < 0);
-                            const T *qi = at<T>(w.q, s.b, i + r, h), *gi = at<T>(w.dy, s.b, i + r, h), *yi = at<T>(w.y, s.b, i + r, h);
-                            if (real) {
-                                copy_scaled(q + r * Dp, qi, w.D, T(w.scale));
-                                memcpy(dy + r * Vp, gi, size_t(w.V * size));
-                            } else {
-                                memset(q + r * Dp, 0, size_t(w.D * size));
-                                memset(dy + r * Vp, 0, size_t(w.V * size));
-                            }
-                            delta[r] = real ? dot(gi, yi, w.V) - ((const T*)w.dlse)[(s.b * w.T + i + r) * w.H + h] : T(0);
-                        }
-                        scores(w, s, i, rows, q, w.D, Dp, kt, p, wide, origin, stop);
-                        scores(w, s, i, rows, dy, w.V, Vp, vt, ds, wide, origin, stop);
-                        for (int64_t r = 0; r < rows; ++r) {
-                            int64_t lo, hi, first, last;
-                            seen(w, s, i + r, lo, hi);
-                            const int64_t tile = r / kTileRows * kTileRows;
-                            panels<T>(w, s, i + tile, min64(kTileRows, rows - tile), first, last);
-                            gradient_row(p + r * wide, ds + r * wide, origin * N, stop * N, first * N, last * N, lo, hi, ids,
-                                         id ? id[r] : 0, T(w.softcap), ((const T*)w.lse)[(s.b * w.T + i + r) * w.H + h], delta[r]);
-                        }
-                        int64_t from, to, lo, hi, skip;
-                        seen(w, s, i, from, skip);
-                        seen(w, s, i + rows - 1, skip, to);
-                        for (int64_t r = 0; r < rows; r += kTileRows) {
-                            seen(w, s, i + r, lo, skip);
-                            seen(w, s, i + min64(r + kTileRows, rows) - 1, skip, hi);
-                            for (int64_t c = 0; c < Dp; c += N)
-                                product<T, false>(ds + r * wide + lo - origin * N, wide, 1, kr + c * s.m + lo * N, hi - lo,
-                                                  dq + r * Dp + c, Dp);
-                        }
-                        for (int64_t r = 0; r < rows; ++r)
-                            copy_scaled(at<T>(w.dq, s.b, i + r, h), dq + r * Dp, w.D, T(w.scale));
-                        pack_rows(qr, q, Dp, kBlock, Dp, (const Int<T>*)nullptr);
-                        pack_rows(dyr, dy, Vp, kBlock, Vp, (const Int<T>*)nullptr);
-                        for (int64_t j = from; j < to; j += kTileRows) {
-                            const int64_t at_key = j + s.j0 - (w.S - w.T) - i;  // the query standing at key j
-                            const int64_t r0 = max64(0, at_key - w.right), r1 = min64(rows, at_key + kTileRows + w.left);
-                            for (int64_t c = 0; c < Vp; c += N)
-                                product<T, true>(p + r0 * wide + j - origin * N, 1, wide, dyr + (c * kBlock + r0 * N), r1 - r0,
-                                                 dv + j * Vp + c, Vp);
-                            for (int64_t c = 0; c < Dp; c += N)
-                                product<T, true>(ds + r0 * wide + j - origin * N, 1, wide, qr + (c * kBlock + r0 * N), r1 - r0,
-                                                 dk + j * Dp + c, Dp);
-                        }
-                    }
-                for (int64_t j = 0; j < s.m; ++j) {
-                    T *dkj = at<T>(w.dk, s.b, s.j0 + j, s.g), *dvj = at<T>(w.dv, s.b, s.j0 + j, s.g);
-                    for (int64_t d = 0; d < w.D; ++d) dkj[d] += dk[j * Dp + d];
-                    for (int64_t c = 0; c < w.V; ++c) dvj[c] += dv[j * Vp + c];
-                }
-            }
-        });
-    }
 }
 
 LATTE_END
@@ -428,6 +281,5 @@ LATTE_END
 namespace latte {
 namespace LATTE_ISA {
 void window_forward(const WindowForward* w) { w->is_double ? window_forward_typed<double>(*w) : window_forward_typed<float>(*w); }
-void window_backward(const WindowBackward* w) { w->is_double ? window_backward_typed<double>(*w) : window_backward_typed<float>(*w); }
 }  // namespace LATTE_ISA
 }  // namespace latte
