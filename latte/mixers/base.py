@@ -65,6 +65,8 @@ class Mixer(Marked):
     name: ClassVar[str]
     #: Directions the mechanism is defined for.
     directions: ClassVar[tuple[str, ...]] = ("causal",)
+    #: The first token of a document gives 0, whatever it is.
+    silent_start: ClassVar[bool] = False
     #: Complete sets of options for small layers, which the contract runs; keys of MixerConfig may stand among them.
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     #: Named models made of this mixer; None: one of the mixer's own name, with its default options.

@@ -9,8 +9,10 @@ from latte.ops.bonus import bonus_attention
 from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.delta import DeltaState, delta_attention
+from latte.ops.kalman import KalmanState, kalman
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
 from latte.ops.log_linear import LogLinearState, log_linear_attention
+from latte.ops.log_sum import LogSumState, log_sum
 from latte.ops.numbers import EMPTY
 from latte.ops.pointwise import rms_norm, rotate_pairs, swiglu
 from latte.ops.registry import registered_ops
@@ -28,8 +30,10 @@ __all__ = [
     "ConvState",
     "DecayState",
     "DeltaState",
+    "KalmanState",
     "LatteState",
     "LogLinearState",
+    "LogSumState",
     "ScanState",
     "SelectiveState",
     "WKVState",
@@ -43,7 +47,9 @@ __all__ = [
     "delta_attention",
     "diagonal_scan",
     "document_attention",
+    "kalman",
     "log_linear_attention",
+    "log_sum",
     "registered_ops",
     "rglru",
     "rms_norm",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from latte.mixers import mixer_class
 from latte.ops.registry import NATIVE_OPS
 from latte.state import State, require_state
 from latte.testing.cases import (
@@ -130,7 +131,7 @@ def check_gradient_to_the_future_is_zero(case: Case) -> None:
         y, _ = mixer(x, mask=mask)
         (gradient,) = torch.autograd.grad(y[:, t].sum(), x)
         assert (gradient[:, t + 1 :] == 0).all()
-        if mask is None:
+        if mask is None and not (t == 0 and mixer_class(case.name).silent_start):
             assert (gradient[:, t] != 0).any()
 
     run()
@@ -269,7 +270,7 @@ def check_packing(case: Case) -> None:
             (gradient,) = torch.autograd.grad(y[:, span].square().sum(), x, retain_graph=True)
             assert (gradient[:, : span.start] == 0).all()
             assert (gradient[:, span.stop :] == 0).all()
-            if mask is None:
+            if mask is None and not (span.stop - span.start == 1 and mixer_class(case.name).silent_start):
                 assert (gradient[:, span] != 0).any()
 
     run()
@@ -341,7 +342,7 @@ def check_large_logits_are_finite(case: Case) -> None:
                 assert torch.isfinite(tensor).all(), path
             # The output of a document's first token may not depend on everything, such as the pace of forgetting.
             gradients = torch.autograd.grad(
-                (y / y.detach().abs().max()).sum(), [x, *mixer.parameters()], materialize_grads=True
+                (y / y.detach().abs().max().clamp(min=1e-30)).sum(), [x, *mixer.parameters()], materialize_grads=True
             )
             for gradient in gradients:
                 assert torch.isfinite(gradient).all(), factor

@@ -195,7 +195,36 @@ def _wkv(size: float, pace: float) -> Causal:
     return Causal("wkv", make, call)
 
 
+def _log_sum(size: float, pace: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [size * normal(g, B, T, 5, dtype=dtype), pace * normal(g, B, T, 5, dtype=dtype).abs()]
+
+    def call(k: Tensor, decay: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        share, log_kept, after = ops.log_sum(k, decay, **kwargs)
+        return torch.cat([share, log_kept.expm1()], dim=-1), after
+
+    return Causal("log_sum", make, call)
+
+
+def _kalman(pace: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        v, noise, k, q = (normal(g, B, T, width, dtype=dtype) for width in (5, 5, 3, 3))
+        return [v, noise.abs() + 0.01, k, q]
+
+    def call(*inputs: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        g = generator(1)
+        a, p = torch.exp(-pace * normal(g, 5, 3, dtype=inputs[0].dtype).abs()), normal(g, 5, 3, dtype=inputs[0].dtype)
+        return ops.kalman(*inputs, a, 0.1 * p.abs() + 1e-3, **kwargs)
+
+    return Causal("kalman", make, call)
+
+
 CAUSAL = {
+    "kalman": _kalman(0.1),
+    "kalman, strong": _kalman(5.0),
+    "log_sum": _log_sum(1.0, 0.1),
+    "log_sum, logits of 1e4": _log_sum(1e4, 1.0),
+    "log_sum, strong": _log_sum(3.0, 50.0),
     "causal_latte": _latte(1.0),
     "causal_latte, logits of 30": _latte(30.0),
     "causal_latte, logits of 1e4": _latte(1e4),
