@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from latte.bench import allocator, decode, layers, memory, models, ops, registry
+from latte.bench import allocator, decode, layers, mechanisms, memory, models, ops, registry
 from latte.bench.figures import Figure, Plan
 from latte.bench.machine import Peaks, describe, measure_peaks
 from latte.bench.results import write
@@ -24,6 +24,7 @@ SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "memory": ((1024, 2048, 4096, 8192), 60.0),
     "allocator": ((16384,), 60.0),
     "registry": ((1024, 4096), 10.0),
+    "mechanisms": ((4096,), 60.0),
 }
 QUICK_LENGTHS = {
     "ops": (512, 2048),
@@ -33,6 +34,7 @@ QUICK_LENGTHS = {
     "memory": (64, 128),
     "allocator": (512,),
     "registry": (64,),
+    "mechanisms": (64,),
 }
 
 
@@ -95,6 +97,8 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
         return memory.run(plan, size)
     if name == "registry":
         return registry.run(plan, peaks)
+    if name == "mechanisms":
+        return mechanisms.run(plan, peaks, "tiny" if size is TINY else "small")
     return allocator.run(plan, processes=2 if plan.repeats == 1 else allocator.PROCESSES)
 
 

@@ -53,7 +53,7 @@ class FEMMixer(HeadMixer):
     examples = ({}, {"prior": "linear"}, {"prior": "softmax"})
     presets: ClassVar[Mapping[str, Preset] | None] = {
         f"fem-{prior}": lambda size, prior=prior: {"mixer_options": {"prior": prior}}  # type: ignore[misc]
-        for prior in ("softmax", "linear", "gla")
+        for prior in ("gla", "linear", "softmax")
     }
     marks: ClassVar[Mapping[str, Mark]] = {"beta": Mark(decay=False, float32=True)}
 

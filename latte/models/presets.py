@@ -58,6 +58,15 @@ def preset(variant: str, size: str = "tiny", **overrides: Any) -> LatteConfig:
     return LatteConfig(**{**settings, "mixer_options": {**options, **(overrides.get("mixer_options") or {})}})
 
 
+def example_layer(name: str, size: str = "small") -> Mixer:
+    """One layer of the mixer ``name`` as its preset has it at ``size``; bidirectional only if it is nothing else."""
+    cls, widths = mixer_class(name), _known("size", size, SIZES)
+    built = next((variant for variant, (owner, _) in variants().items() if owner is cls), None)
+    config = preset(built, size) if built is not None else LatteConfig(mixer=name, **_fields_of(widths))
+    layer = next(sub.config for sub in config.sublayers(0) if sub.name == name)
+    return cls(dataclasses.replace(layer, bidirectional="causal" not in cls.directions))
+
+
 def shared_overrides(variant: str, size: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """Those of ``overrides`` that concern a variant, where the same ones are given to several.
 

@@ -131,7 +131,7 @@ def test_mistakes_are_one_sentence(capsys):
     assert main(["bench", "--suite", "opps"]) == 1
     assert capsys.readouterr().err == (
         "latte bench: unknown suite 'opps' (did you mean 'ops'?), "
-        "expected one of ops, layers, models, decode, memory, allocator, registry, all\n"
+        "expected one of ops, layers, models, decode, memory, allocator, registry, mechanisms, all\n"
     )
     with pytest.raises(ValueError, match="expected one or more numbers of tokens"):
         bench.run("ops", [0])
