@@ -10,6 +10,7 @@ RUN/                     written by latte train; a stage of latte extend and a m
   result.json            steps, parameters, speed and final validation loss
   model/                 final weights, configuration and tokenizer, for from_pretrained
   eval.json              loss by context and position (latte eval --out RUN/eval.json, latte compare)
+  samples.jsonl          text written while training (train.sample_every)
   samples.json           text written by the model (latte compare)
   compare.json           the run's row of a comparison, with a digest of the settings that it was measured with
 
@@ -35,7 +36,7 @@ from latte.recipe import ExtendRecipe, Recipe, from_yaml
 CONFIG, DATA, LOCK = "config.yaml", "data.json", ".lock"
 TOKENIZER, CHECKPOINTS, MODEL = "tokenizer", "checkpoints", "model"
 METRICS, TENSORBOARD, RESULT = "metrics.jsonl", "tensorboard", "result.json"
-EVAL, SAMPLES = "eval.json", "samples.json"
+EVAL, SAMPLES, TRAINING_SAMPLES = "eval.json", "samples.json", "samples.jsonl"
 #: One run's row of a comparison, in the run's folder, and all rows, in the comparison's.
 COMPARED, COMPARISON = "compare.json", "results.json"
 CHECK, JUDGED, EXTENSION_RESULTS = "check.json", "judge.json", "results.json"
@@ -64,9 +65,14 @@ def read_extension(folder: str | Path) -> ExtendRecipe | None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All complete lines of a run's metrics; a line that a killed process left unfinished is skipped."""
+    """All complete lines of a run's metrics."""
+    return read_lines(folder / METRICS)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines; a line that a killed process left unfinished is skipped."""
     try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError:
         return []
     lines = []

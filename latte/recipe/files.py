@@ -23,6 +23,7 @@ FREE = frozenset(
         "train.log_every",
         "train.eval_every",
     }
+    | {"train.sample_every", "train.sample_prompt", "train.sample_tokens"}
     | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
 )
 #: Settings that may be a path; a name that is not on disk stays a name.

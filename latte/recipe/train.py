@@ -132,6 +132,12 @@ class TrainRecipe:
     """Steps between validations; 0 validates at the end only."""
     eval_rows: int = 64
     """Rows of a validation."""
+    sample_every: int = 0
+    """Steps between samples of what the model writes, shown and kept in samples.jsonl; 0 writes none."""
+    sample_prompt: str = ""
+    """Text that a sample continues."""
+    sample_tokens: int = 60
+    """Tokens of a sample."""
     save_every: int = 200
     """Steps between checkpoints; 0 saves at the end only, and after a signal."""
     keep_checkpoints: int = 2
@@ -139,6 +145,7 @@ class TrainRecipe:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch_size": 1, "log_every": 1, "eval_rows": 1, "keep_checkpoints": 1}
+        least |= {"sample_every": 0, "sample_tokens": 1}
         least |= dict.fromkeys(("warmup_steps", "eval_every", "save_every", "clip_norm", "weight_decay", "seed"), 0)
         for name, value in least.items():
             if getattr(self, name) < value:

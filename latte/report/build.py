@@ -234,6 +234,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def _run(run: RunView, inspection: Inspection | None) -> dict[str, Any]:
     result: dict[str, Any] = {"name": run.name, "row": run.row, "settings": run.settings, "samples": run.samples}
+    result["progress"] = run.progress
     for name in ("train", "valid", "context", "positions", "read", "decode", "memory"):
         result[name] = [[_short(x), _short(y)] for x, y in _thin(getattr(run, name))]
     if inspection is not None:

@@ -11,7 +11,18 @@ from typing import Any
 import yaml
 
 from latte.errors import UserError
-from latte.loading.layout import COMPARED, COMPARISON, CONFIG, EVAL, METRICS, RESULT, SAMPLES, read_metrics
+from latte.loading.layout import (
+    COMPARED,
+    COMPARISON,
+    CONFIG,
+    EVAL,
+    METRICS,
+    RESULT,
+    SAMPLES,
+    TRAINING_SAMPLES,
+    read_lines,
+    read_metrics,
+)
 
 Points = list[tuple[float, float]]
 
@@ -36,6 +47,7 @@ class RunView:
     decode: Points = field(default_factory=list)
     memory: Points = field(default_factory=list)  # length of context, bytes
     samples: list[dict[str, str]] = field(default_factory=list)  # prompt, text
+    progress: list[dict[str, Any]] = field(default_factory=list)  # step, prompt and text, written while training
     row: dict[str, float | None] = field(default_factory=dict)  # its row of the table
     at_training: dict[str, Any] = field(default_factory=dict)  # figures at the length of training, of eval.json
     engine: str = ""  # what decoded: kernel or modules
@@ -112,7 +124,15 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
         "state": compared.get("state_bytes"),
     }
     run.samples = [{"prompt": entry["prompt"], "text": entry["text"]} for entry in _json(folder / SAMPLES) or []]
+    run.progress = spaced(read_lines(folder / TRAINING_SAMPLES))
     return run
+
+
+def spaced(lines: list[dict[str, Any]], most: int = 6) -> list[dict[str, Any]]:
+    """At most ``most`` of them, evenly spaced, the first and the last among them."""
+    if len(lines) <= most:
+        return lines
+    return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
 
 
 def position_points(bins: list[dict[str, Any]]) -> Points:

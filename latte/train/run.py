@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainingArguments
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from latte import memory
 from latte.data import Batch, PackedRows, StepBatches, prepare
@@ -28,6 +28,7 @@ from latte.recipe import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe, anc
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
 from latte.train.folder import from_first, is_finished, run_folder, shared
+from latte.train.samples import Forecast, Samples
 from latte.train.trainer import LatteTrainer, learning_rate_factor, seed_everything, training_arguments
 
 
@@ -62,6 +63,8 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
         _config(recipe.model)  # raise mistakes in the settings before any slow step
     args = training_arguments(folder, settings)
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
+    if settings.sample_every and settings.strategy == "fsdp" and args.world_size > 1:
+        raise UserError("train.sample_every is set, expected 0 with train.strategy fsdp: no process has a whole model")
     micro, accumulation = share(settings, args.world_size)
     args.gradient_accumulation_steps = accumulation
     with args.main_process_first(desc="tokenising"):
@@ -120,7 +123,10 @@ def fit(
     trainer: LatteTrainer
     metrics = Metrics(folder, tokens_per_step, lambda: trainer.progress)
     shows: list[Metrics | Display] = [metrics, Display(metrics, console, folder.name)] if first else []
-    trainer = LatteTrainer(model, args, batches, settings, evaluate=evaluate, loss=loss, callbacks=[*shows])
+    extra: list[TrainerCallback] = [Forecast(console, peak_memory)] if first else []
+    if first and settings.sample_every and tokenizer is not None:
+        extra.append(Samples(folder, model, tokenizer, settings, console))
+    trainer = LatteTrainer(model, args, batches, settings, evaluate=evaluate, loss=loss, callbacks=[*shows, *extra])
     if step is not None:
         trainer.schedules = _schedules(checkpoint.path_of(folder, step), settings)
         console.print(f"going on from step {step} of {settings.steps}{_rates(trainer.schedules, settings)}")

@@ -142,6 +142,16 @@
     node.append(grid);
   }
 
+  if (has('progress')) {
+    const node = section('progress', 'What it wrote on the way', 'Samples while it was trained, the earliest first.', 'On the way');
+    const grid = el('div', { class: 'samples' });
+    runs.forEach((run) => (run.progress || []).forEach((sample) => {
+      grid.append(el('article', { class: 'card sample' }, el('h3', {}, `${several ? run.name + ', ' : ''}step ${sample.step}`),
+        el('pre', { tabindex: 0 }, el('span', { class: 'prompt' }, sample.prompt), sample.text)));
+    }));
+    node.append(grid);
+  }
+
   /* ---- inside ---- */
   const inside = runs.filter((run) => run.inspection);
   const withLatents = inside.filter((run) => run.inspection.layers.some((layer) => layer.slots));
