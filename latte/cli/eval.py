@@ -30,7 +30,7 @@ def run(recipe: EvalRecipe) -> Outcome:
     console = Console()
     result, text = run_eval(recipe)
     tokens = result.contexts[0].tokens
-    title = f"{recipe.model}: {tokens:,} tokens of {len(text.documents)} documents"
+    title = f"{recipe.model}: {tokens:,} tokens of {len(text.documents)} documents, the same at every length"
     table = Table("context", "loss", "perplexity", "bits/byte", "tokens/s", "state", title=title, title_justify="left")
     for row in result.contexts:
         table.add_row(

@@ -160,6 +160,8 @@ def render_report(report: Report) -> str:
             dict(zip(("key", "label", "format", "better", "about"), column, strict=True)) for column in COLUMNS
         ],
         "table_note": _table_note(runs),
+        "scored": _scored(runs),
+        "engines": _engines(runs),
         "train_length": runs[0].setting("data", "sequence_length"),
         "notes": report.notes,
         "same": _same(runs),
@@ -208,7 +210,7 @@ def _far(runs: list[RunView]) -> str:
     if len(ranked) < 2 or not longest or not trained or longest <= trained:
         return ""
     best, worst = ranked[0], ranked[-1]
-    where = f" At {longest / trained:.3g} times the length of training"
+    where = f" On the same tokens, read at {longest / trained:.3g} times the length of training"
     first, last = f"{_value(best, 'long_loss'):.3f}", f"{_value(worst, 'long_loss'):.3f}"
     if len(ranked) == 2:
         return f"{where}, {best.name} has {first} and {worst.name} {last}."
@@ -324,9 +326,7 @@ def _at_longest(runs: list[RunView], curve: str, key: str) -> None:
 def _table_note(runs: list[RunView]) -> str:
     longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
     text = "Writing speed and memory of the past are for one text."
-    if len({run.engine for run in runs}) > 1:
-        engines = ", ".join(f"{run.name} by {ENGINES.get(run.engine, 'an unknown engine')}" for run in runs)
-        text += f" Writing speeds compare engines as well as mechanisms: {engines}."
+    text += _engines(runs)
     scored = _scored(runs)
     if scored is None:
         return f"Losses are of the rows that training validated on. {text}"
@@ -335,6 +335,14 @@ def _table_note(runs: list[RunView]) -> str:
         return text
     times = f", {longest / trained:.3g} times the length of training" if trained and longest > trained else ""
     return f"The longest context is {longest:,.0f} tokens{times}. {text}"
+
+
+def _engines(runs: list[RunView]) -> str:
+    """A sentence about writing speeds that were measured in different engines; empty if there was one."""
+    if len({run.engine for run in runs}) < 2:
+        return ""
+    engines = ", ".join(f"{run.name} by {ENGINES.get(run.engine, 'an unknown engine')}" for run in runs)
+    return f" Writing speeds compare engines as well as mechanisms: {engines}."
 
 
 def _thin(points: list[tuple[float, float]], most: int = 1500) -> list[tuple[float, float]]:

@@ -88,7 +88,9 @@ def plots(rows: list[Row], folder: Path) -> list[Path]:
     bars = {
         "training, tokens/s": [row.train_tokens_per_second for row in rows],
         "peak memory, MiB": [row.peak_memory_bytes / 2**20 for row in rows],
-        "decoding, tokens/s": [row.decode_tokens_per_second for row in rows],
+        "decoding, tokens/s" + (" (different engines)" if len({row.decode_engine for row in rows}) > 1 else ""): [
+            row.decode_tokens_per_second for row in rows
+        ],
         "state, KiB": [row.state_bytes / 1024 for row in rows],
     }
     for number, (axis, (title, values)) in enumerate(zip(costs.subplots(1, len(bars)), bars.items(), strict=True)):

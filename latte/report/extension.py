@@ -29,6 +29,7 @@ from latte.report.extension_charts import (
     position_chart,
     progress_chart,
 )
+from latte.report.model_card import scored_tokens
 from latte.report.page import render_page
 
 
@@ -57,6 +58,7 @@ def render_results(results: dict[str, Any]) -> str:
         "texts": [
             {
                 "name": text,
+                "scored": scored_tokens(rows),
                 "rows": _rows(results, text),
                 "perplexity": _chart(perplexity_chart(results, text), COLORS, "tokens"),
                 "positions": _chart(position_chart(results, text), COLORS, "tokens", FIRST_TOKENS),

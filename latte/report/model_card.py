@@ -75,4 +75,19 @@ def perplexity_table(text: str, rows: dict[str, Any]) -> str:
         ]
         closed = rows[GAP_CLOSED].get(context)
         lines.append([f"{int(context):,}", *cells, "" if closed is None else f"{closed:.0%}"])
-    return f"\n## Perplexity on {text}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"\n## Perplexity on {text}\n\n{table}\n{scored_tokens(rows)}\n"
+
+
+def scored_tokens(rows: dict[str, Any]) -> str:
+    """Which tokens the figures of one text are of, in a sentence."""
+    counts = {
+        name: {entry["tokens"] for entry in rows[name].values()}
+        for name in (ORIGINAL, WINDOW, SINKS, EXTENDED)
+        if rows.get(name)
+    }
+    every = set[int]().union(*counts.values())
+    if len(every) == 1:
+        return f"All figures are of the same {every.pop():,} tokens."
+    parts = (f"{name} {', '.join(f'{count:,}' for count in sorted(found))}" for name, found in counts.items())
+    return f"The figures are of different numbers of tokens: {'; '.join(parts)}."

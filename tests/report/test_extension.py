@@ -17,6 +17,7 @@ from latte.recipe import ExtendRecipe
 from latte.report.extension import lead, render_results
 from latte.report.extension_charts import layer_chart, perplexity_chart, position_chart
 from latte.report.extension_plots import write_plots
+from latte.report.model_card import perplexity_table
 from tests.report.browser import Browser, browser, missing
 from tests.report.test_report import page_data
 
@@ -134,6 +135,14 @@ def test_the_lead_says_how_it_came_out() -> None:
     assert "On validation at 256 tokens its perplexity is 4.10, the original’s 4.06" in text
     assert "At 16,384 tokens it is 3.85." in text
     assert "After 65,536 tokens it writes the next in 3.9 ms from 5 MiB, the original in 332 ms from 2.25 GiB." in text
+
+
+def test_tables_say_which_tokens_they_are_of() -> None:
+    rows = example()["perplexity"]["validation"]
+    assert "All figures are of the same 40,959 tokens." in perplexity_table("validation", rows)
+    rows["original"]["256"]["tokens"] = 255
+    assert "different numbers of tokens: original 255" in perplexity_table("validation", rows)
+    assert "All figures are of the same 40,959 tokens." in render_results(example())
 
 
 def test_lines_that_leave_do_not_flatten_the_others() -> None:

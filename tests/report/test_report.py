@@ -164,6 +164,8 @@ def test_losses_of_a_table_are_of_the_same_tokens_or_of_none(tmp_path: Path) -> 
         (folder / "compare.json").write_text(json.dumps({"row": {**row, "trained_context": 16}}))
     both = page_data(render_report(build_report(tmp_path / "all", measure=False)))
     assert "Losses at all lengths are of the same 9 held-out tokens." in both["table_note"]
+    assert both["scored"] == 9
+    assert "a by one native call a token, b by torch" in both["engines"]
     assert "a by one native call a token, b by torch, layer by layer" in both["table_note"]
     for run in both["runs"]:
         row = run["row"]

@@ -45,7 +45,7 @@
   const measured = texts.filter((text) => text.rows.length);
   const contenders = data.contenders.filter(({ name }) => measured.some((text) => text.rows.some((row) => row.contender === name)));
   if (measured.length) {
-    const node = outline.section('results', 'Perplexity', 'How many tokens the next one is chosen among, as it seems to the model: lower is better. The same tokens are scored at every length; a dash stands where a model was not given so much.', 'Perplexity');
+    const node = outline.section('results', 'Perplexity', 'How many tokens the next one is chosen among, as it seems to the model: lower is better. A dash stands where a model was not given so much.', 'Perplexity');
     const closed = measured.some((text) => text.closed.length);
     const rows = measured.flatMap((text) => {
       const contexts = [...new Set(text.rows.map((row) => row.context))].sort((a, b) => a - b);
@@ -63,6 +63,7 @@
     node.append(el('div', { class: 'card' }, table(head, rows.flat().filter(Boolean)),
       el('p', { class: 'caption' }, el('b', {}, 'original'), ' is the pretrained model; ', el('b', {}, 'window'), ' what is left of it when it sees its last tokens only, ',
         el('b', {}, 'window and sinks'), ' when it sees its first ones too; ', el('b', {}, 'extended'), ' has the latents for all the rest.',
+        ' ' + measured.map((text) => (several ? `On ${text.name}: ${text.scored[0].toLowerCase()}${text.scored.slice(1)}` : text.scored)).join(' '),
         closed && ' The gap is what the pretrained model loses with window and sinks alone, in nats a token.')));
   }
 

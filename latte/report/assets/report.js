@@ -69,7 +69,7 @@
       });
     }
     if (has('valid')) {
-      const { node: card, body } = figure('Validation loss', 'Measured on documents that were never trained on.');
+      const { node: card, body } = figure('Validation loss', 'Measured on rows of documents that were never trained on: other tokens than those of the table and of the figures by context.');
       both.append(card);
       Latte.lineChart(body, {
         label: 'Validation loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'loss, nats a token' }, series: lines('valid'),
@@ -96,7 +96,7 @@
     node.append(both);
     const marks = data.train_length ? [{ x: data.train_length, label: 'trained on' }] : [];
     if (has('context')) {
-      const { node: card, body } = figure('Loss by length of context', 'The text is read in pieces of each length, with a state of one size where the model has one. Right of the dashed line is more than it ever saw in training.');
+      const { node: card, body } = figure('Loss by length of context', `The same ${data.scored ? data.scored.toLocaleString('en') + ' ' : ''}held-out tokens at every length: the text is read in pieces of that length, with a state of one size where the model has one. Right of the dashed line is more than it ever saw in training.`);
       both.append(card);
       Latte.lineChart(body, { label: 'Loss by context length', x: { label: 'context, tokens', reading: '# tokens of context', log: true, base: 2, format: 'length' }, y: { label: 'loss, nats a token' }, series: lines('context'), marks });
     }
@@ -115,7 +115,7 @@
     const x = { label: 'context, tokens', reading: '# tokens of context', log: true, base: 2, format: 'length' };
     for (const [key, title, label, format, caption] of [
       ['read', 'Reading speed', 'tokens a second', 'rate', 'How fast a text of each length is read, one text at a time.'],
-      ['decode', 'Writing speed', 'tokens a second', 'rate', 'How fast text is written, one token at a time, after that much context.'],
+      ['decode', 'Writing speed', 'tokens a second', 'rate', 'How fast text is written, one token at a time, after that much context.' + data.engines],
       ['memory', 'Memory of the past', 'bytes', 'bytes', 'What has to be kept of the text to go on from there, for one text.'],
     ]) {
       if (!has(key)) continue;
