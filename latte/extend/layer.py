@@ -42,7 +42,9 @@ class PretrainedWindow(Window):
         """None of its own."""
 
     def queries_and_keys(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        return self.family.queries_and_keys(self.attention, x_BTD, self.original)
+        # Under autocast products are narrow; the recurrences stay in the dtype of the stream, and states with them.
+        q_BTHK, k_BTGK = self.family.queries_and_keys(self.attention, x_BTD, self.original)
+        return q_BTHK.to(x_BTD.dtype), k_BTGK.to(x_BTD.dtype)
 
     def set_rotary(self, value: Rotary) -> None:
         self._rotary = value
@@ -68,7 +70,8 @@ class ExtendedMixer(LatteMixer):
         return self.window
 
     def values(self, x_BTD: Tensor) -> Tensor:
-        return self.pretrained.family.values(self.pretrained.attention, x_BTD, self.pretrained.original)
+        v_BTGV = self.pretrained.family.values(self.pretrained.attention, x_BTD, self.pretrained.original)
+        return v_BTGV.to(x_BTD.dtype)
 
     def project(self, y_BTHV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.pretrained.family.output(self.pretrained.attention, y_BTHV)

@@ -180,4 +180,4 @@ def _gradients(ctx: Any, dy: Tensor, dS1: Tensor, du: Tensor) -> tuple[Tensor | 
     return (*there, dS0, None, None, None)
 
 
-torch.library.register_autograd("latte::delta_attention", _gradients, setup_context=_save)
+library.register_gradients("delta_attention", _gradients, _save)
