@@ -28,7 +28,7 @@ class Damaged(ValueError):  # noqa: N818  (reads as what the folder is)
 def digest_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_json(value: Any) -> str:
@@ -188,10 +188,3 @@ def _sync(path: Path) -> None:
 
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True)
-
-
-def _digest(file: Any) -> str:  # Python 3.10 has no hashlib.file_digest
-    total = hashlib.sha256()
-    while block := file.read(1 << 20):
-        total.update(block)
-    return total.hexdigest()

@@ -45,7 +45,7 @@ def describe() -> dict[str, str | int | float]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **versions,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else -1.0,
     }
 
