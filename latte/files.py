@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from latte.errors import UserError
+
 MANIFEST = "manifest.json"
 SCRATCH = ".part-"  # prefix of files being written; a leftover of a killed process can be deleted
 
@@ -44,6 +46,18 @@ def may_be_on_hub(name: str) -> bool:
     if HUB_NAME.fullmatch(name) is None or Path(name).exists() or name.startswith(RUNS):
         return False
     return "/" not in name or not Path(name).parent.is_dir()
+
+
+def require_file_place(path: Path) -> None:
+    """Look whether a file can be written there, before the work whose result it will hold.
+
+    Raises:
+        UserError: a folder has its name, or a file the name of one of its folders.
+    """
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        why = f"{nearest} is not a folder that can be written to"
+        raise UserError(f"{path} can't be written: {'it is a folder' if path.is_dir() else why}")
 
 
 def write_text(path: Path, text: str) -> None:

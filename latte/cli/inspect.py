@@ -11,6 +11,7 @@ from rich.console import Console
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse, text_or_file
 from latte.errors import UserError
+from latte.files import require_file_place
 from latte.recipe import InspectRecipe
 
 NEEDS = "latte.report"
@@ -35,6 +36,7 @@ def run(recipe: InspectRecipe, text: str) -> Outcome:
     from latte.report import inspect_text, render_inspection
 
     console, out = Console(), Path(recipe.out)
+    require_file_place(out)
     loaded, tokenizer = load(recipe.model)
     title = Path(recipe.model).resolve().name
     inspection = inspect_text(loaded, tokenizer, text, max_tokens=recipe.tokens, title=title)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse, text_or_file
+from latte.files import require_file_place
 from latte.recipe import ReportRecipe
 
 NEEDS = "latte.report"
@@ -31,6 +32,7 @@ def run(recipe: ReportRecipe, text: str | None = None) -> Outcome:
     from latte.report import build_report, render_report, report_of_extension
 
     path = Path(recipe.folder) / "report.html" if recipe.out is None else Path(recipe.out)
+    require_file_place(path)
     page = report_of_extension(Path(recipe.folder))
     if page is not None:
         return _write(path, page, runs=[Path(recipe.folder).name], notes=[])

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
@@ -65,6 +65,9 @@ def parse(
         settings = parser.parse_args([option for option in options if option != "--print_config"])
         for name, value in literal.items():
             settings[name] = value
+        for name, hint in kinds.items():
+            if settings[name] is None and type(None) not in get_args(hint):
+                raise UserError(f"{name} is null, expected a value, or to be left out")
         values = vars(parser.instantiate(settings))
         recipe = kind(**{name: value for name, value in values.items() if name not in ("config", "json")})
     except ArgumentError as error:

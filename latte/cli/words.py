@@ -103,6 +103,8 @@ def _values(name: str, hint: Any, left: list[str], kinds: dict[str, Any], takes_
 
 def _add_list(words: Words, name: str, element: Any, values: list[str]) -> None:
     items = [item.strip() for value in values for item in value.split(",") if item.strip()]
+    if not items:
+        raise UserError(f'--{name} needs a value, for example: --{name}=\'["a", "b"]\'')
     if element is str:
         words.strings[name] = items
     else:

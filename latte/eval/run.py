@@ -15,7 +15,7 @@ from latte.data import open_source, prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.eval.stream import Evaluation, Text, evaluate, longest_context
-from latte.files import write_text
+from latte.files import require_file_place, write_text
 from latte.loading import load, load_any
 from latte.loading.layout import read_extension, read_recipe
 from latte.recipe import DataRecipe, EvalRecipe
@@ -27,6 +27,8 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
     Raises:
         UserError: a model, text or context that can't be used.
     """
+    if recipe.out is not None:
+        require_file_place(Path(recipe.out))
     named = recipe.tokenizer is not None
     model, tokenizer = load(recipe.model, recipe.tokenizer) if named else load_any(recipe.model)
     text = read_text(recipe, tokenizer)

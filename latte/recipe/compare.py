@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
 from latte.recipe.train import DataRecipe, ModelRecipe, TrainRecipe
 
 
@@ -50,6 +51,7 @@ class CompareRecipe:
     """Train each model in its own process, so that its peak memory can be measured."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, {"eval_tokens": 2, "decode_context": 1, "decode_tokens": 1})
         if len(self.variants) < 1 or len(set(self.variants)) != len(self.variants):
             raise UserError(f"variants are {self.variants}, expected different names, at least one")
         least = {"eval_tokens": 2, "decode_context": 2, "decode_tokens": 1}

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
 from latte.recipe.train import DataRecipe, TrainRecipe
 
 #: The stages in the order in which they run; each is a field of ExtendRecipe.
@@ -46,11 +47,21 @@ class StageRecipe:
     save_every: int = 50
     """Steps between checkpoints."""
 
-    def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise UserError(f"steps of a stage is {self.steps}, expected at least 0")
-        if self.sequence_length < 2:
-            raise UserError(f"sequence_length of a stage is {self.sequence_length}, expected at least 2")
+    def check(self, prefix: str) -> None:
+        """Compare every number with its bounds.
+
+        Args:
+            prefix: of the names in messages.
+
+        Raises:
+            UserError: a number is out of bounds.
+        """
+        least = {"sequence_length": 2, "batch_size": 1, "micro_batch_size": 1, "log_every": 1, "eval_rows": 1}
+        check_numbers(self, least, prefix)
+        if self.learning_rate == 0:
+            raise UserError(f"{prefix}learning_rate is 0, expected more than 0")
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise UserError(f"{prefix}micro_batch_size is {self.micro_batch_size}, expected 1 to {self.batch_size}")
 
     def train_recipe(self, seed: int) -> TrainRecipe:
         """The stage's settings as those of a training run."""
@@ -176,9 +187,9 @@ class ExtendRecipe:
         return self.window + self.sinks + 1
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 0), ("sinks", 0), ("latents", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        check_numbers(self, {"latents": 1})
+        for name in STAGES:
+            getattr(self, name).check(f"{name}.")
         if self.opening is not None and not 0 < self.opening < 1:
             raise UserError(f"opening is {self.opening}, expected a number between 0 and 1")
         for name, stage in self.stages().items():

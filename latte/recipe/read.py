@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
 
 
 @dataclass
@@ -38,8 +39,7 @@ class EvalRecipe:
     """A JSON file for the figures."""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise UserError(f"max_tokens is {self.max_tokens}, expected at least 2")
+        check_numbers(self, {"max_tokens": 2, "max_document_tokens": 2})
 
 
 @dataclass
@@ -63,26 +63,18 @@ class WriteRecipe:
     seed: int = 0
     """Seed of the sampling."""
     stop: list[str] = field(default_factory=list)
-    """Strings at which the text ends; they are not part of it."""
+    """Strings at which the text ends, which are not part of it: --stop END, or --stop='["\\n", "a, b"]'."""
     stop_at_end: bool = True
     """Stop at the end-of-text token."""
     chunk: int = 512
     """Tokens of the prompt read at once."""
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[int, int | None]]
-        bounds = {"max_new_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "chunk": (1, None)}
-        bounds |= {"top_p": (0, 1), "min_p": (0, 1), "seed": (0, None)}
-        for name, (least, most) in bounds.items():
-            value = getattr(self, name)
-            if not (value >= least and (most is None or value <= most)):
-                raise UserError(
-                    f"{name} is {value}, expected at least {least}" + (f" and at most {most}" if most else "")
-                )
+        check_numbers(self, {"chunk": 1, "rows": 1}, most={"top_p": 1, "min_p": 1})
         if self.top_p == 0:
             raise UserError("top_p is 0, expected more than 0 and at most 1")
-        if not self.repetition_penalty > 0:
-            raise UserError(f"repetition_penalty is {self.repetition_penalty}, expected more than 0")
+        if self.repetition_penalty == 0:
+            raise UserError("repetition_penalty is 0, expected more than 0")
         if "" in self.stop:
             raise UserError("stop has an empty string, expected strings of at least one character")
 
@@ -109,8 +101,6 @@ class GenerateRecipe(WriteRecipe):
         super().__post_init__()
         if self.prompt is not None and self.prompt_file is not None:
             raise UserError("both prompt and prompt_file were given, expected one of them")
-        if self.rows < 1:
-            raise UserError(f"rows is {self.rows}, expected at least 1")
         if self.prompts_file is not None:
             for name in ("prompt", "prompt_file", "load_state", "save_state"):
                 if getattr(self, name) is not None:
@@ -150,8 +140,7 @@ class ReadRecipe:
     """Tokens read at once."""
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise UserError(f"chunk is {self.chunk}, expected at least 1")
+        check_numbers(self, {"chunk": 1})
         if not self.file:
             raise UserError("there is nothing to read: give --file, a text file, or - for standard input")
         if not self.out:

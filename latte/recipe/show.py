@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
 
 
 @dataclass
@@ -27,8 +28,7 @@ class ReportRecipe:
     def __post_init__(self) -> None:
         if self.text is not None and self.file is not None:
             raise UserError("both texts were given, expected --text or --file")
-        if self.sample_tokens < 0:
-            raise UserError(f"sample_tokens is {self.sample_tokens}, expected at least 0")
+        check_numbers(self, {})
 
 
 @dataclass
@@ -72,8 +72,7 @@ class BenchRecipe:
     """Folder for the results."""
 
     def __post_init__(self) -> None:
-        if any(length < 1 for length in self.lengths):
-            raise UserError(f"lengths are {self.lengths}, expected numbers of tokens, at least 1")
+        check_numbers(self, {})
 
 
 @dataclass
@@ -84,5 +83,4 @@ class DoctorRecipe:
     """Length of the rows that the ops are checked on."""
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise UserError(f"tokens is {self.tokens}, expected at least 1")
+        check_numbers(self, {"tokens": 1})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
 
 AUTO = "auto"
 
@@ -54,10 +56,7 @@ class DataRecipe:
     def __post_init__(self) -> None:
         if not 0 < self.valid_fraction < 1:
             raise UserError(f"data.valid_fraction is {self.valid_fraction}, expected a number between 0 and 1")
-        if self.sequence_length < 2:
-            raise UserError(f"data.sequence_length is {self.sequence_length}, expected at least 2")
-        if self.limit_bytes is not None and self.limit_bytes < 1:
-            raise UserError(f"data.limit_bytes is {self.limit_bytes}, expected at least 1")
+        check_numbers(self, {"sequence_length": 2, "limit_bytes": 1, "split_seed": -math.inf}, "data.")
         if self.separator == "":
             raise UserError("data.separator is empty, expected some text or nothing at all")
         try:
@@ -144,12 +143,9 @@ class TrainRecipe:
     """Number of checkpoints to keep; with 2 or more, a damaged one costs save_every steps and not the run."""
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "batch_size": 1, "log_every": 1, "eval_rows": 1, "keep_checkpoints": 1}
-        least |= {"sample_every": 0, "sample_tokens": 1}
-        least |= dict.fromkeys(("warmup_steps", "eval_every", "save_every", "clip_norm", "weight_decay", "seed"), 0)
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise UserError(f"train.{name} is {getattr(self, name)}, expected at least {value}")
+        least = {"steps": 1, "batch_size": 1, "micro_batch_size": 1, "log_every": 1, "eval_rows": 1}
+        least |= {"keep_checkpoints": 1, "sample_tokens": 1}
+        check_numbers(self, least, "train.", {"beta1": 0.9999999, "beta2": 0.9999999})
         if self.learning_rate <= 0:
             raise UserError(f"train.learning_rate is {self.learning_rate}, expected more than 0")
         if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:

@@ -63,8 +63,9 @@ def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
     """
     chosen = {name: _variant(name, recipe) for name in recipe.variants}
     extra = {"vocab_size": vocab_size, "max_position_embeddings": recipe.data.sequence_length}
+    # Counted in any case: a setting that a model does not take is found here, before the first training.
+    counts = {name: count_parameters(*choice, recipe.model.size, extra) for name, choice in chosen.items()}
     if recipe.match_parameters:
-        counts = {name: count_parameters(*choice, recipe.model.size, extra) for name, choice in chosen.items()}
         target = counts[recipe.match] if recipe.match else max(counts.values())
         for name, (variant, overrides) in chosen.items():
             matched = _matched(variant, overrides, recipe.model.size, extra, target)
@@ -118,10 +119,10 @@ def count_parameters(variant: str, overrides: dict[str, Any], size: str, extra: 
     """Number of a model's parameters, counted on the meta device, without allocating them."""
     try:
         config = preset(variant, size, **{**extra, **overrides})
+        with torch.device("meta"):
+            model = LatteForCausalLM(config)
     except (ValueError, TypeError) as error:
         raise UserError(f"{variant}: {error}") from error
-    with torch.device("meta"):
-        model = LatteForCausalLM(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
