@@ -87,7 +87,15 @@ def to_yaml(recipe: Any) -> str:
     """The recipe as YAML that a command takes as its --config."""
     import yaml
 
-    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
+    class Dumper(yaml.SafeDumper):
+        """Quotes strings that look like numbers: 1e3 is a string in YAML 1.1 and a number to other readers."""
+
+    def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = "'" if text[:1] in tuple("+-.0123456789") else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, quoted)
+    return yaml.dump(asdict(recipe), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(kind: type[R], path: Path) -> R:

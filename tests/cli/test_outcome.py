@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from latte.cli import main as command_line
 from latte.cli.main import main
-from latte.cli.outcome import Outcome
+from latte.cli.outcome import DONE, FAILED, MISUSED, Outcome
 from latte.errors import Stopped, UserError
 
 
@@ -84,6 +86,19 @@ def test_our_own_mistakes_show_their_traceback(command):
     command(fail(RuntimeError("a bug")))
     with pytest.raises(RuntimeError):
         main(["try"])
+
+
+def test_the_page_about_the_command_line_names_every_command_and_exit_code():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert codes == {
+        DONE,
+        FAILED,
+        MISUSED,
+        *(128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)),
+    }
+    answers = page.partition("## For scripts")[2]
+    assert [name for name in command_line.COMMANDS if f"`{name}`" not in answers] == []
 
 
 def test_a_reader_that_leaves_early_is_no_error():

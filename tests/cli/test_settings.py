@@ -11,7 +11,16 @@ from latte.cli.main import COMMANDS, main
 from latte.cli.settings import parse
 from latte.cli.words import is_text, setting_types
 from latte.errors import UserError
-from latte.recipe import CompareRecipe, EvalRecipe, ExtendRecipe, GenerateRecipe, InspectRecipe, Recipe, ReportRecipe
+from latte.recipe import (
+    CompareRecipe,
+    EvalRecipe,
+    ExtendRecipe,
+    GenerateRecipe,
+    InspectRecipe,
+    Recipe,
+    ReportRecipe,
+    to_yaml,
+)
 
 ODD = ["# Read a file", "null", "~", "1e3", "[a", "yes", "{a: b}", '"quoted"', "", " x ", "-5", "--- a", "a: b", "é😀"]
 KINDS = [CompareRecipe, EvalRecipe, ExtendRecipe, GenerateRecipe, InspectRecipe, Recipe, ReportRecipe]
@@ -79,6 +88,13 @@ def test_strings_of_a_recipe_are_literal(text, tmp_path):
     settings = read("--config", str(tmp_path / "a.yaml"))
     assert (settings.maybe, settings.inner.maybe, settings.count) == (text, text, None)
     assert read("--config", str(tmp_path / "a.yaml"), "--maybe", "other").maybe == "other"
+
+
+@pytest.mark.parametrize("text", [text for text in ODD if text])
+def test_a_written_recipe_gives_the_same_strings_again(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(to_yaml(Outer(model=text, maybe=text)))
+    again = read("--config", str(tmp_path / "a.yaml"))
+    assert (again.model, again.maybe) == (text, text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
