@@ -111,6 +111,8 @@ class LatteCache(Cache):
             return None
         if self.state.count_B.shape[0] != x_BTD.shape[0]:
             raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
+        if torch.is_grad_enabled() and any(tensor.is_inference() for _, tensor in self.state.tensors()):
+            self.state = self.state.fork()  # read in inference mode: as they are, gradients could not use them
         return self.state.count_B
 
     def advance(self, states: tuple[tuple[State, ...], ...], tokens: Tokens) -> None:

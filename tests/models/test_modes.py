@@ -92,3 +92,12 @@ def test_a_model_compiles_whole_with_labels(variant):
     found = compiled(IDS, labels=IDS).loss
     found.backward()
     assert_close(found, model(IDS, labels=IDS).loss)
+
+
+def test_a_cache_read_in_inference_mode_goes_on_with_gradients():
+    model = tiny_model("latte-r-swa++")
+    with torch.inference_mode():
+        cache = model(IDS[:, :7]).past_key_values
+    logits = model(IDS[:, 7:], past_key_values=cache).logits
+    logits.sum().backward()
+    assert_close(logits.detach(), model(IDS).logits[:, 7:].detach())
