@@ -760,4 +760,40 @@ MUTANTS = [
         "before",
         CARRIED,
     ),
+    # Blocks of doubling size.
+    Mutant(
+        "levels are counted from the call's first token",
+        LOG_LINEAR_PY,
+        "level_BC = _bit_length(place_BC ^ x.count_in_B[:, None])",
+        "level_BC = _bit_length(place_BC)",
+        LOG_LINEAR,
+    ),
+    Mutant(
+        "blocks are not joined",
+        LOG_LINEAR_PY,
+        "(top_B111 == i) * below_BHKV",
+        "(top_B111 == i) * block_BHKV",
+        LOG_LINEAR,
+    ),
+    Mutant(
+        "blocks of the past are not erased",
+        LOG_LINEAR_PY,
+        "after[i] = maps.carry @ whole_BHKV.expand",
+        "after[i] = maps.carry.diagonal(0, -2, -1)[..., None] * whole_BHKV.expand",
+        LOG_LINEAR,
+    ),
+    Mutant(
+        "a chunk's keys do not erase one another",
+        LOG_LINEAR_PY,
+        "x.erase_BHCK, -x.k_BHCK, gate",
+        "x.erase_BHCK, 0 * x.k_BHCK, gate",
+        LOG_LINEAR,
+    ),
+    Mutant(
+        "one token's pair is read at the wrong level",
+        LOG_LINEAR_PY,
+        "_bit_length(place_BC[:, :, None] ^ place_BC[:, None, :]), 0)",
+        "_bit_length(place_BC[:, :, None] ^ place_BC[:, None, :]), 0).clamp(min=1)",
+        LOG_LINEAR,
+    ),
 ]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
+from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, split_heads
 from latte.layers.marks import Mark
 from latte.mixers.base import View
@@ -20,9 +21,36 @@ from latte.ops.numbers import compute_dtype
 from latte.state import State
 from latte.tokens import Tokens
 
+#: Of the parameters of :class:`HasLevels`.
+LEVEL_MARKS = {"level_scale": Mark(decay=False)}
+
+
+class HasLevels:
+    """What mixers with blocks of doubling size share: lambda_t^(l) = softplus(scale_l . W_l x_t) for each head."""
+
+    config: MixerConfig
+    options: Any
+    name: str
+
+    def build_levels(self, heads: int) -> None:
+        levels = self.options.max_levels
+        if levels < 1:
+            raise ValueError(f"mixer {self.name!r}: max_levels is {levels}, expected at least 1")
+        self.level_heads = heads
+        self.level_proj = Linear(self.config.hidden_size, heads * levels)
+        self.level_scale = nn.Parameter(torch.empty(heads * levels))
+
+    def reset_levels(self) -> None:
+        init.ones_(self.level_scale)
+
+    def level_weights(self, x_BTD: Tensor) -> Tensor:
+        """lambda (B, T, H, L)."""
+        logits = (self.level_scale * self.level_proj(x_BTD)).to(compute_dtype(x_BTD))
+        return split_heads(F.softplus(logits), self.level_heads)
+
 
 @register("log-linear-mamba2")
-class LogLinearMamba2Mixer(Mamba2Mixer):
+class LogLinearMamba2Mixer(HasLevels, Mamba2Mixer):
     """y_t = sum_l lambda_t^(l) C_t^T S_t^(l) + D x_t,  lambda_t^(l) = softplus(scale_l . W_l u_t) for each head.
 
     S_t^(0) is Mamba-2's B_t (Delta_t x_t)^T, and S_t^(l) its state over one block of 2^(l-1) earlier tokens: recent
@@ -38,26 +66,17 @@ class LogLinearMamba2Mixer(Mamba2Mixer):
         {"state_size": 4, "expand": 1, "num_groups": 2, "conv_size": 2, "head_dim": 4, "max_levels": 13},
     )
     presets = {"log-linear-mamba2": Mamba2Mixer.presets["mamba2"]}  # noqa: RUF012
-    marks = {**Mamba2Mixer.marks, "level_scale": Mark(decay=False)}  # noqa: RUF012
+    marks = {**Mamba2Mixer.marks, **LEVEL_MARKS}  # noqa: RUF012
 
     def build_memory(self) -> None:
-        levels = self.options.max_levels
-        if levels < 1:
-            raise ValueError(f"mixer {self.name!r}: max_levels is {levels}, expected at least 1")
-        self.level_proj = Linear(self.config.hidden_size, self.num_heads * levels)
-        self.level_scale = nn.Parameter(torch.empty(self.num_heads * levels))
+        self.build_levels(self.num_heads)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        init.ones_(self.level_scale)
+        self.reset_levels()
 
     def init_memory(self, like_BTD: Tensor) -> LogLinearState:
         return LogLinearState.empty(like_BTD, self.num_heads, self.options.state_size, self.config.width)
-
-    def level_weights(self, u_BTD: Tensor) -> Tensor:
-        """lambda (B, T, H, L)."""
-        logits = (self.level_scale * self.level_proj(u_BTD)).to(compute_dtype(u_BTD))
-        return split_heads(F.softplus(logits), self.num_heads)
 
     def recur(
         self, u_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Any, tokens: Tokens

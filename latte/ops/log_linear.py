@@ -6,6 +6,9 @@ t and s are places in the document, from 0. A token is at level 0 from itself; a
 i is the highest bit in which t and s differ. So level 1 + i is one block of 2^i tokens if bit i of t is set and empty
 otherwise: after n tokens there is one block for each bit of n (a Fenwick tree), and reading a token is binary addition
 of 1. All weights 1 give ``decay_attention``.
+
+With a key to erase, a_t, every S^(l) follows the delta rule: what it reads along a_t is taken from it along k_t. All
+weights 1 then give ``delta_attention``.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from latte.modes import values_hidden
 from latte.ops.gated import CHUNK, Outputs, seen_within
 from latte.ops.numbers import compute_dtype, exp_where, wide_dtype
 from latte.ops.registry import Draw, Example, operation
+from latte.ops.wy import ChunkMaps, chunk_maps
 from latte.shapes import Axes
 from latte.state import State, require_state, state
 from latte.tokens import Tokens, require_tokens
@@ -52,11 +56,12 @@ def log_linear_attention_reference(
     v_BTHV: Tensor,
     log_decay_BTH: Tensor,
     weights_BTHL: Tensor,
+    erase_BTHK: Tensor | None,
     state: LogLinearState,
     tokens: Tokens,
 ) -> tuple[Tensor, LogLinearState]:
     """The recurrence token by token: read own pair and all blocks, then add 1 to the count, with its carries."""
-    q, k, v, gate, weights = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, tokens)
+    q, k, v, gate, weights, erase = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, erase_BTHK, tokens)
     before, after = state.levels_BLHKV.shape[1], _levels_after(state, weights, tokens)
     most = after if values_hidden(q) else max(before, _longest(tokens).bit_length())
     levels_BLHKV = F.pad(state.levels_BLHKV, (0, 0) * 3 + (0, most - before))
@@ -69,7 +74,10 @@ def log_linear_attention_reference(
     for t in range(q.shape[1]):
         if tokens.reset is not None:
             levels_BLHKV = torch.where(tokens.reset[:, t, None, None, None, None], 0.0, levels_BLHKV)
-        levels_BLHKV = gate[:, t, None, :, None, None].exp() * levels_BLHKV
+        faded_BLHKV = gate[:, t, None, :, None, None].exp() * levels_BLHKV
+        if erase is not None:
+            faded_BLHKV = faded_BLHKV - k[:, t, None, :, :, None] * (erase[:, t, None, :, None] @ levels_BLHKV)
+        levels_BLHKV = faded_BLHKV
         own_B1HKV = (k[:, t, :, :, None] * v[:, t, :, None, :])[:, None]
         seen_BLHKV = torch.cat([own_B1HKV, levels_BLHKV[:, :read]], dim=1)
         outputs.append(torch.einsum("bhk,blhkv,bhl->bhv", q[:, t], seen_BLHKV, weights[:, t, :, : 1 + read]))
@@ -97,6 +105,7 @@ class Chunk(NamedTuple):
     v_BHCV: Tensor
     gate_BHC: Tensor
     weights_BHCL: Tensor
+    erase_BHCK: Tensor | None
     count_BC: Tensor
     segment_BC: Tensor
     real_BC: Tensor
@@ -110,6 +119,7 @@ def log_linear_attention_chunked(
     v_BTHV: Tensor,
     log_decay_BTH: Tensor,
     weights_BTHL: Tensor,
+    erase_BTHK: Tensor | None,
     state: LogLinearState,
     tokens: Tokens,
 ) -> tuple[Tensor, LogLinearState]:
@@ -119,15 +129,18 @@ def log_linear_attention_chunked(
     O(log T) of them. Blocks that are empty in all rows are skipped, so rows that start together with their documents
     cost little more than without levels. Time T log T; without gradients, memory as for one chunk.
     """
-    q, k, v, gate, weights = (
-        x.transpose(1, 2) for x in _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, tokens)
-    )
+    *inputs, erase = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, erase_BTHK, tokens)
+    q, k, v, gate, weights = (x.transpose(1, 2) for x in inputs if x is not None)
+    erase = None if erase is None else erase.transpose(1, 2)
     plan = _plan(state, weights, tokens)
     blocks = {i: block for i, block in enumerate(state.levels_BLHKV.unbind(1)) if plan[0].before >> i & 1}
     entered = [tokens.start_B, torch.zeros_like(tokens.segment_BT[:, 0])]
     outputs = Outputs(v_BTHV, v.dtype)
     # By split: the gradient of slices, one by one, would fill a whole row with zeros for each of them.
-    columns = [x.split(CHUNK, dim=2) for x in (q, k, v, gate, weights)]
+    chunks = -(-tokens.length // CHUNK)
+    columns: list[Any] = [
+        [None] * chunks if x is None else x.split(CHUNK, dim=2) for x in (q, k, v, gate, weights, erase)
+    ]
     columns += [x.split(CHUNK, dim=1) for x in (tokens.count_BT, tokens.segment_BT, tokens.real_BT)]
     for *tensors, occupied in zip(*columns, plan, strict=True):
         chunk = Chunk(*tensors, *entered)
@@ -147,52 +160,69 @@ def _read_chunk(x: Chunk, blocks: dict[int, Tensor], occupied: Occupied) -> tupl
     wide = x.gate_BHC.to(wide_dtype(x.gate_BHC.device))
     total_BHC = (seen_BCC[:, None].to(wide.dtype) @ wide[..., None])[..., 0]
     place_BC = x.count_BC - 1
-    y_BHCV = _within(x, seen_BCC, total_BHC, place_BC)
+    maps = _decay_maps(x, seen_BCC, total_BHC) if x.erase_BHCK is None else _delta_maps(x)
+    # Within the chunk the weight of every pair is that of its level.
+    level_BCC = torch.where(seen_BCC, _bit_length(place_BC[:, :, None] ^ place_BC[:, None, :]), 0)
+    y_BHCV = (maps.weights * _take(x.weights_BHCL, level_BCC[:, None])) @ x.v_BHCV
 
     # A block of the n tokens before is seen as a whole: at its own level, or with all smaller ones at that of the
     # highest bit in which a token's place differs from n.
     reads_BC = (x.segment_BC == x.segment_in_B[:, None]) & x.real_BC
     level_BC = _bit_length(place_BC ^ x.count_in_B[:, None])
-    reach_BHC = exp_where(x.q_BHCK, reads_BC[:, None], total_BHC)
     for i, block_BHKV in blocks.items():
         if i + 1 == x.weights_BHCL.shape[-1]:
             continue  # a document of full length: no token follows
         index_B1C = torch.where(reads_BC, level_BC.clamp(min=i + 1), 0)[:, None]
         weight_BHC = _take(x.weights_BHCL, index_B1C[..., None])[..., 0]
-        y_BHCV = y_BHCV + (weight_BHC * reach_BHC)[..., None] * (x.q_BHCK @ block_BHKV)
-    return y_BHCV, _add_chunk(x, blocks, occupied, total_BHC, place_BC)
+        y_BHCV = y_BHCV + weight_BHC[..., None] * (maps.queries @ block_BHKV)
+    return y_BHCV, _add_chunk(x, blocks, occupied, maps, place_BC)
 
 
-def _within(x: Chunk, seen_BCC: Tensor, total_BHC: Tensor, place_BC: Tensor) -> Tensor:
-    """Outputs from keys of the same chunk: the weight of every pair is that of its level."""
-    level_BCC = torch.where(seen_BCC, _bit_length(place_BC[:, :, None] ^ place_BC[:, None, :]), 0)
+def _decay_maps(x: Chunk, seen_BCC: Tensor, total_BHC: Tensor) -> ChunkMaps:
+    """The chunk as a linear map without erasing; what is left of a state is one number a head, (B, H, 1, 1)."""
+    in_B1, last_B1 = x.segment_in_B[:, None], x.segment_BC[:, -1:]
+    reach_BHC = exp_where(x.q_BHCK, (x.segment_BC == in_B1)[:, None], total_BHC)
     fade_BHCC = exp_where(x.q_BHCK, seen_BCC[:, None], total_BHC[..., :, None] - total_BHC[..., None, :])
-    return (x.q_BHCK @ x.k_BHCK.transpose(-1, -2) * fade_BHCC * _take(x.weights_BHCL, level_BCC[:, None])) @ x.v_BHCV
+    kept_BHC = exp_where(x.q_BHCK, (x.segment_BC == last_B1)[:, None], total_BHC[..., -1:] - total_BHC)
+    carry_BH = exp_where(x.q_BHCK, last_B1 == in_B1, total_BHC[..., -1])
+    return ChunkMaps(
+        x.q_BHCK * reach_BHC[..., None],
+        x.q_BHCK @ x.k_BHCK.transpose(-1, -2) * fade_BHCC,
+        x.k_BHCK * kept_BHC[..., None],
+        carry_BH[..., None, None],
+    )
+
+
+def _delta_maps(x: Chunk) -> ChunkMaps:
+    """The chunk as a linear map of the delta rule."""
+    assert x.erase_BHCK is not None
+    gate = x.gate_BHC[..., None]
+    return chunk_maps(x.q_BHCK, x.k_BHCK, x.erase_BHCK, -x.k_BHCK, gate, x.segment_BC, x.segment_in_B)
 
 
 def _add_chunk(
-    x: Chunk, blocks: dict[int, Tensor], occupied: Occupied, total_BHC: Tensor, place_BC: Tensor
+    x: Chunk, blocks: dict[int, Tensor], occupied: Occupied, maps: ChunkMaps, place_BC: Tensor
 ) -> dict[int, Tensor]:
     """The blocks after a chunk: binary addition of its number of tokens, with carries.
 
     From n to n' tokens, blocks above the highest bit that changes stay, and those below it join in the block there.
     Tokens of the chunk are where a token at place n' sees them.
     """
-    count_B, segment_B = x.count_BC[:, -1], x.segment_BC[:, -1]
-    same_B = segment_B == x.segment_in_B
+    count_B = x.count_BC[:, -1]
     top_B111 = _bit_length(x.count_in_B ^ count_B)[:, None, None, None] - 1
-    carry_BH11 = exp_where(x.q_BHCK, same_B[:, None], total_BHC[..., -1])[..., None, None]
     target_BC = _bit_length(place_BC ^ count_B[:, None]) - 1
-    kept_BC = x.segment_BC == segment_B[:, None]
-    keys_BHCK = x.k_BHCK * exp_where(x.q_BHCK, kept_BC[:, None], total_BHC[..., -1:] - total_BHC)[..., None]
     after: dict[int, Tensor] = {}
     nothing = below_BHKV = x.q_BHCK.new_zeros(())
     for i in range(occupied.after.bit_length()):
         block_BHKV = blocks.get(i, nothing)
         if occupied.after >> i & 1:
-            after[i] = carry_BH11 * ((top_B111 < i) * block_BHKV + (top_B111 == i) * below_BHKV)
+            whole_BHKV = (top_B111 < i) * block_BHKV + (top_B111 == i) * below_BHKV
+            if x.erase_BHCK is None:
+                after[i] = maps.carry * whole_BHKV
+            else:
+                after[i] = maps.carry @ whole_BHKV.expand(*maps.carry.shape[:3], x.v_BHCV.shape[-1])
         if occupied.added >> i & 1:
-            after[i] = after[i] + (keys_BHCK * (target_BC == i)[:, None, :, None]).transpose(-1, -2) @ x.v_BHCV
+            after[i] = after[i] + (maps.keys * (target_BC == i)[:, None, :, None]).transpose(-1, -2) @ x.v_BHCV
         below_BHKV = below_BHKV + block_BHKV
     return after
 
@@ -246,11 +276,13 @@ def _take(weights_BHCL: Tensor, index_B1CN: Tensor) -> Tensor:
 
 
 def _prepare(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, weights: Tensor, tokens: Tokens
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Working dtype, and padding that neither fades nor adds."""
-    q, k, v, gate, weights = (x.to(compute_dtype(q)) for x in (q, k, v, gate, weights))
-    return q, tokens.fill_padding(k, 0.0), tokens.fill_padding(v, 0.0), tokens.fill_padding(gate, 0.0), weights
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, weights: Tensor, erase: Tensor | None, tokens: Tokens
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Working dtype, and padding that neither fades, erases nor adds."""
+    dtype = compute_dtype(q)
+    k, v, gate = (tokens.fill_padding(x.to(dtype), 0.0) for x in (k, v, gate))
+    erase = None if erase is None else tokens.fill_padding(erase.to(dtype), 0.0)
+    return q.to(dtype), k, v, gate, weights.to(dtype), erase
 
 
 def _example(draw: Draw) -> Example:
@@ -266,6 +298,7 @@ def log_linear_attention(
     v_BTHV: Tensor,
     log_decay_BTH: Tensor,
     level_weights_BTHL: Tensor,
+    erase_BTHK: Tensor | None = None,
     *,
     state: State | None = None,
     tokens: Tokens | None = None,
@@ -273,7 +306,8 @@ def log_linear_attention(
     """y_t = sum_{s<=t} w_t^(l(t,s)) (q_t . k_s) e^{g_{s+1} + ... + g_t} v_s, with the level l of s from t as above.
 
     Shapes: q and k (B, T, H, K), v (B, T, H, V), log_decay (B, T, H), at most 0, level_weights (B, T, H, L), for
-    documents of at most 2^(L-1) tokens. Returns y (B, T, H, V), 0 at padding, and the :class:`LogLinearState`.
+    documents of at most 2^(L-1) tokens; ``erase`` (B, T, H, K) or None. Returns y (B, T, H, V), 0 at padding, and the
+    :class:`LogLinearState`.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, no tokens, a document that is too long, or a state of
@@ -285,12 +319,14 @@ def log_linear_attention(
     axes.bind("v", v_BTHV, "BTHV")
     axes.bind("log_decay", log_decay_BTH, "BTH")
     sizes = axes.bind("level_weights", level_weights_BTHL, "BTHL")
+    if erase_BTHK is not None:
+        axes.bind("erase", erase_BTHK, "BTHK")
     tokens = require_tokens("log_linear_attention", tokens, q_BTHK, state)
     empty = LogLinearState.empty(q_BTHK, sizes["H"], sizes["K"], sizes["V"])
     before = require_state("log_linear_attention", state, empty)
     if not values_hidden(q_BTHK):
         _check_lengths(before, sizes["L"], tokens)
-    return q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, level_weights_BTHL, before, tokens
+    return q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, level_weights_BTHL, erase_BTHK, before, tokens
 
 
 def _check_lengths(state: LogLinearState, weights: int, tokens: Tokens) -> None:

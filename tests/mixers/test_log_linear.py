@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from latte.layers.marks import marks_of
 from latte.mixers import MixerConfig, build
 from latte.models import LatteConfig, LatteForCausalLM, preset
+from latte.ops import log_linear_attention
 from latte.tokens import Tokens
 from tests.ops.helpers import assert_close, generator, normal
 from tests.ops.test_log_linear import quadratic
@@ -122,3 +123,34 @@ def test_the_preset_is_that_of_mamba2():
     assert model.model.layers[0].roles == ["mixer"]
     assert model.model.layers[0].mixer.growth == "log"
     assert model.num_parameters() > plain.num_parameters()
+
+
+def test_delta_rule_with_all_weights_one_is_gated_deltanet():
+    """The levels then add up to one state."""
+    config = {"hidden_size": 8, "num_heads": 2}
+    lifted, host = (
+        build(name, MixerConfig(**config)).double() for name in ("log-linear-gated-deltanet", "gated-deltanet")
+    )
+    host.load_state_dict({name: weight for name, weight in lifted.state_dict().items() if "level" not in name})
+    lifted.level_weights = lambda x: torch.full((*x.shape[:2], 2, 16), host.key_width**-0.5, dtype=x.dtype)
+    x = normal(generator(0), 2, 150, 8)
+    with torch.no_grad():
+        assert_close(lifted(x)[0], host(x)[0], 1e-11)
+
+
+def test_delta_rule_follows_the_weights_of_all_pairs():
+    """y = ((tril(QK^T) T0) . D . Lambda) V over the whole row, T0 = (I + tril(beta KK^T, -1))^-1 beta."""
+    g, T = generator(1), 100
+    q, k, v = normal(g, T, 3), torch.nn.functional.normalize(normal(g, T, 3), dim=-1), normal(g, T, 2)
+    beta, log_decay, weights = normal(g, T).sigmoid(), -0.1 * normal(g, T).abs(), normal(g, T, 9)
+    system = torch.eye(T, dtype=q.dtype) + (beta[:, None] * (k @ k.T)).tril(-1)
+    places = torch.arange(T)
+    level = torch.tensor([[int(t ^ s).bit_length() for s in range(T)] for t in range(T)])
+    total = log_decay.cumsum(0)
+    decay = (total[:, None] - total).clamp(max=0).exp()
+    pairs = (q @ k.T).tril() @ torch.linalg.inv(system) * beta
+    expected = (pairs * decay * weights[places[:, None], level]).tril() @ v
+    one = [x[None, :, None] for x in (q, beta[:, None] * k, v)]
+    erase = (log_decay.exp()[:, None] * k)[None, :, None]
+    y, _ = log_linear_attention(*one, log_decay[None, :, None], weights[None, :, None], erase)
+    assert_close(y[0, :, 0], expected, 1e-11)

@@ -164,6 +164,15 @@ def _log_linear(strength: float) -> Causal:
     return Causal("log_linear_attention", make, ops.log_linear_attention)
 
 
+def _log_linear_delta() -> Causal:
+    def call(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, weights: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        unit = torch.nn.functional.normalize(k, dim=-1)
+        erase = unit * log_decay.exp()[..., None]
+        return ops.log_linear_attention(q, 0.7 * unit, v, log_decay, weights, erase, **kwargs)
+
+    return Causal("log_linear_attention", _log_linear(0.3).make, call)
+
+
 def _softmax(groups: int) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         return [normal(g, B, T, heads, width, dtype=dtype) for heads, width in ((4, 6), (groups, 6), (groups, 5))]
@@ -255,6 +264,7 @@ CAUSAL = {
     "delta_attention, per channel, strong": _delta("BTHK", 200.0),
     "delta_attention, diagonal and low rank": _delta("BTHK", 0.3, free=True),
     "log_linear_attention": _log_linear(0.05),
+    "log_linear_attention, delta rule": _log_linear_delta(),
     "log_linear_attention, strong": _log_linear(50.0),
     "softmax_attention": _softmax(4),
     "softmax_attention, 2 groups": _softmax(2),
