@@ -18,6 +18,7 @@ from latte.eval.stream import Evaluation, Text, evaluate, longest_context
 from latte.files import require_file_place, write_text
 from latte.loading import load, load_any
 from latte.loading.layout import read_extension, read_recipe
+from latte.loading.weights import to_stderr
 from latte.recipe import DataRecipe, EvalRecipe
 
 
@@ -45,10 +46,17 @@ def read_text(recipe: EvalRecipe, tokenizer: PreTrainedTokenizerBase) -> Text:
     """The documents of a recipe's source, or of the run's validation part, up to ``max_tokens``."""
     if recipe.source is not None:
         settings = DataRecipe(
-            source=recipe.source, format=recipe.format, text_field=recipe.text_field, separator=recipe.separator
+            source=recipe.source,
+            format=recipe.format,
+            text_field=recipe.text_field,
+            separator=recipe.separator,
+            encoding=recipe.encoding,
         )
-        texts = open_source(recipe.source, settings).documents()
-        return take(_encoded(tokenizer, texts), tokenizer, recipe)
+        source = open_source(recipe.source, settings)
+        text = take(_encoded(tokenizer, source.documents()), tokenizer, recipe)
+        for note in source.notes():
+            to_stderr(note.replace("data.encoding", "--encoding"))
+        return text
     run = read_recipe(recipe.model)
     if run is not None:
         return take(prepare(run.data).valid.documents(), tokenizer, recipe)

@@ -22,7 +22,9 @@ class EvalRecipe:
     text_field: str = "text"
     """Field of a JSON line, parquet row or dataset row that contains the text."""
     separator: str | None = None
-    """String that separates documents in text files."""
+    r"""String that separates documents in text files, with \n for a line end."""
+    encoding: str = "utf-8"
+    """Encoding of text files and JSON lines."""
     tokenizer: str | None = None
     """A tokenizer's folder or name; the default is the model's own."""
     contexts: list[int] = field(default_factory=list)

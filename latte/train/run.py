@@ -170,6 +170,8 @@ def _rates(schedules: list[list[int]], settings: TrainRecipe) -> str:
         settings.learning_rate * learning_rate_factor(step, replace(settings, steps=steps))
         for steps in (before, settings.steps)
     )
+    if new == old:
+        return ""
     return f"; the learning rate follows a schedule of {settings.steps} steps now ({new:.3g}, it had come to {old:.3g})"
 
 

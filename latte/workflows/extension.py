@@ -210,7 +210,9 @@ def texts(recipe: ExtendRecipe, corpus: Corpus, original: Original) -> dict[str,
 
     result = {VALIDATION: enough(held_out, asked)}
     for source in judge.sources:
-        settings = replace(asked, source=source, text_field=recipe.data.text_field, separator=recipe.data.separator)
+        data = recipe.data
+        settings = replace(asked, source=source, text_field=data.text_field, separator=data.separator)
+        settings = replace(settings, encoding=data.encoding)
         result[judged_name(source)] = enough(lambda asked: read_text(asked, original.tokenizer), settings)
     if judge.long_contexts:
         size = max(judge.long_contexts)

@@ -33,6 +33,20 @@ def test_a_recipe_with_overrides_trains_evaluates_and_generates(config, tmp_path
     assert main(["generate", str(tmp_path / "here"), "--prompt", "Document", "--max-new-tokens", "3"]) == 0
 
 
+def test_text_in_another_encoding_is_evaluated_and_undecodable_bytes_are_said(config, tmp_path, capfd):
+    assert main(["train", "--config", str(config), "--out", str(tmp_path / "here")]) == 0
+    (tmp_path / "other.txt").write_bytes("Grüße aus Köln, wo man Latte trinkt.\n".encode("latin-1") * 9)
+    losses = []
+    for more in ([], ["--encoding", "latin-1"]):
+        capfd.readouterr()
+        out = tmp_path / "eval.json"
+        source = ["--source", str(tmp_path / "other.txt"), "--contexts", "[8]", "--out", str(out)]
+        assert main(["eval", str(tmp_path / "here"), *source, *more]) == 0
+        assert ("27 bytes are not utf-8 in" in capfd.readouterr().err) == (not more)
+        losses.append(yaml.safe_load(out.read_text())["contexts"][0]["loss"])
+    assert losses[0] != losses[1]
+
+
 def test_help_explains_every_field(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["train", "--help"])
