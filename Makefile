@@ -1,5 +1,6 @@
 # make setup     .venv with the project and all it needs
 # make test      lint, types and tests (what .ci/run calls)
+# make docs      the documentation and the reference of the Python API as a site, in build/site; warnings are errors
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
 # make bench     time ops, layers, models and decoding beside peers (15 minutes), write docs/results/bench
 # make mutants   seed bugs one at a time and see the tests catch each
@@ -9,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types pytest demo bench mutants crash clean
+.PHONY: help setup test lint types pytest docs demo bench mutants crash clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -20,7 +21,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard latte/ops/native/*.cpp latte/ops/native/*.h)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs,all]'
 	@touch $@
 
 test: lint types pytest
@@ -35,6 +36,9 @@ types: $(STAMP)
 # One process per core: most tests are small and use one thread each.
 pytest: $(STAMP)
 	$(BIN)/pytest -n auto
+
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 demo: $(STAMP)
 	$(BIN)/latte compare --config demo-compare

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, CompileError, ExecError, LinkError, PlatformError
 
@@ -79,6 +80,13 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(objects, target, extra_postargs=openmp, target_lang="c++")
 
 
+class AnyPython(bdist_wheel):
+    """A wheel of this platform for every Python 3: the library has a plain C interface, and the rest is Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     # `optional` lets an editable install go on without the library.
     ext_modules=[
@@ -90,5 +98,5 @@ setup(
             language="c++",
         )
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPython},
 )

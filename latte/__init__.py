@@ -3,6 +3,9 @@
 Importing this registers the models with transformers' Auto classes.
 """
 
+import importlib
+from typing import Any
+
 from latte import _environment, decode, mixers, ops  # noqa: F401  (the first sets what torch reads when it starts)
 from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
 from latte.memory import keep_memory
@@ -18,6 +21,14 @@ from latte.models import (
 from latte.state import State
 from latte.tokens import Tokens
 from latte.version import __version__  # noqa: F401
+
+
+def __getattr__(name: str) -> Any:
+    """``latte.extend_model``: looked up when it is used, since training and reports take long to import."""
+    if name == "extend_model":
+        return getattr(importlib.import_module("latte.workflows.api"), name)
+    raise AttributeError(f"module 'latte' has no attribute {name!r}")
+
 
 __all__ = [
     "LatteCache",

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "latte"
 ORDER = [
     (
         "errors",
+        "extras",
         "files",
         "hub",
         "memory",

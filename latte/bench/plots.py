@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure as Canvas  # drawn without pyplot: no display, no global state
+from typing import TYPE_CHECKING, Any
 
 from latte.bench.figures import Figure
+from latte.extras import need
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+
+def _canvas(**settings: Any) -> Canvas:
+    """An empty drawing, made without pyplot: no display, no global state."""
+    return need("matplotlib.figure", "a plot").Figure(**settings)
 
 
 def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
@@ -21,7 +28,7 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
             paths.append(_save(_times(suite, mine), folder / f"{suite}.png"))
     decoded = [f for f in measured if f.kind == "decode"]
     if decoded:
-        canvas = Canvas(figsize=(7, 4.5), layout="constrained")
+        canvas = _canvas(figsize=(7, 4.5), layout="constrained")
         axis = canvas.subplots()
         _lines(axis, decoded, 1e3)
         axis.set(
@@ -30,7 +37,7 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
         paths.append(_save(_finish(canvas, [axis]), folder / "decode.png"))
     held = [f for f in measured if f.kind == "memory"]
     if held:
-        canvas = Canvas(figsize=(7, 4.5), layout="constrained")
+        canvas = _canvas(figsize=(7, 4.5), layout="constrained")
         axis = canvas.subplots()
         _lines(axis, held, 2**-20)
         axis.set(title="peak memory of a training step", xlabel="tokens", ylabel="MiB", xscale="log", yscale="log")
@@ -43,7 +50,7 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
 
 def _times(suite: str, figures: list[Figure]) -> Canvas:
     """The paper's figure 7: time against length, both logarithmic, forward beside training."""
-    canvas = Canvas(figsize=(13, 5), layout="constrained")
+    canvas = _canvas(figsize=(13, 5), layout="constrained")
     axes = canvas.subplots(1, 2, sharex=True)
     titles = {"forward": "forward", "training": "forward and backward"}
     for axis, (kind, title) in zip(axes, titles.items(), strict=True):
@@ -68,7 +75,7 @@ def _lines(axis: Any, figures: list[Figure], factor: float) -> None:
 
 
 def _shares(figures: list[Figure]) -> Canvas:
-    canvas = Canvas(figsize=(7, 4.5), layout="constrained")
+    canvas = _canvas(figsize=(7, 4.5), layout="constrained")
     axis = canvas.subplots()
     places = range(len(figures))
     bottom = [0.0] * len(figures)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from latte.extend.model import LatteExtendedForCausalLM
+from latte.extras import installed, need
 
 ATTENTION_PROJECTIONS = r".*\.attention\.(q_proj|k_proj|v_proj|o_proj)"
 
@@ -22,10 +23,12 @@ def low_rank(model: LatteExtendedForCausalLM, rank: int) -> Iterator[None]:
     if not rank:
         yield
         return
-    from peft import LoraConfig, LoraModel
+    peft = need("peft", "training with a rank")
 
     torch.manual_seed(0)
-    tuner = LoraModel(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=ATTENTION_PROJECTIONS), "default")
+    tuner = peft.LoraModel(
+        model, peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=ATTENTION_PROJECTIONS), "default"
+    )
     yield
     tuner.merge_and_unload()
 
@@ -33,9 +36,11 @@ def low_rank(model: LatteExtendedForCausalLM, rank: int) -> Iterator[None]:
 @contextmanager
 def without_low_rank(model: nn.Module) -> Iterator[None]:
     """Switch the low-rank additions off: the model computes with the pretrained weights alone."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    layers = []
+    if installed("peft"):  # without it nothing was added
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+        layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
     try:

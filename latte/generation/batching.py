@@ -92,6 +92,7 @@ class Batch:
             raise ValueError(f"max_rows is {max_rows} and chunk {chunk}, expected at least 1 each")
         require_rows(model)
         self.model, self.max_rows, self.chunk = model.eval(), max_rows, chunk
+        self.device = model.device  # kept: looking for it takes as long as a small layer
         self._waiting: deque[_Row] = deque()
         self._reading: deque[_Row] = deque()
         self._running: list[_Row] = []
@@ -114,7 +115,7 @@ class Batch:
         if request.max_new_tokens == 0:
             ticket.ended = "length"
         else:
-            self._waiting.append(_Row(ticket, request.sampling.generator(self.model.device)))
+            self._waiting.append(_Row(ticket, request.sampling.generator(self.device)))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -206,7 +207,7 @@ class Batch:
         states: list[ModelState] = []
         if staying:
             assert self._cache.state is not None
-            kept = torch.tensor(staying, device=self.model.device)
+            kept = torch.tensor(staying, device=self.device)
             states.append(self._cache.state if len(staying) == len(self._running) else self._cache.state.select(kept))
         for row in joined:
             assert row.cache.state is not None
@@ -218,7 +219,7 @@ class Batch:
 
     def _forward(self, ids: list[list[int]], cache: LatteCache) -> Tensor:
         """Read tokens; logits behind the last of each row."""
-        ids_BT = torch.tensor(ids, device=self.model.device)
+        ids_BT = torch.tensor(ids, device=self.device)
         output = self.model(input_ids=ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return output.logits[:, -1]
 

@@ -14,7 +14,6 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
-from gguf import GGUFReader
 from huggingface_hub import metadata_load, snapshot_download
 from safetensors import safe_open
 from tokenizers import pre_tokenizers
@@ -23,6 +22,7 @@ from transformers import GgufConfig, PreTrainedTokenizerBase
 from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
+from latte.extras import need
 from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
 from latte.hub import require_findable
 from latte.loading.models import check_weights, load, quiet, read_model, weight_files
@@ -168,8 +168,9 @@ def _from_gguf(path: Path) -> Original:
 
 def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
     """A GGUF file's metadata (of lists, only the lengths) and its number of weights."""
+    gguf = need("gguf", "a .gguf file")
     try:
-        reader = GGUFReader(path)
+        reader = gguf.GGUFReader(path)
         about = {
             key: field.contents() if len(field.data) == 1 else len(field.data) for key, field in reader.fields.items()
         }

@@ -114,11 +114,24 @@ def from_yaml(kind: type[R], path: Path) -> R:
         raise UserError(f"{path} is not a recipe: {str(error).splitlines()[0]}") from error
 
 
+def from_values(kind: type[R], values: dict[str, Any]) -> R:
+    """A recipe of plain values, groups as dictionaries.
+
+    Raises:
+        UserError: an unknown setting, or a value that can't be used.
+    """
+    return _build(kind, values, "")
+
+
 def _build(kind: type[R], values: dict[str, Any], prefix: str) -> R:
     hints = get_type_hints(kind)
     arguments = {}
     for name, value in values.items():
         if name not in hints:
             raise UserError(f"unknown setting {prefix}{name}, expected one of {', '.join(hints)}")
-        arguments[name] = _build(hints[name], value, f"{prefix}{name}.") if is_dataclass(hints[name]) else value
+        if is_dataclass(hints[name]) and isinstance(value, dict):
+            value = _build(hints[name], value, f"{prefix}{name}.")
+        elif is_dataclass(hints[name]) and not isinstance(value, hints[name]):
+            raise UserError(f"{prefix}{name} is {value!r}, expected its settings by name")
+        arguments[name] = value
     return kind(**arguments)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from latte.eval.comparison import Row
+from latte.extras import need
 from latte.files import write_text
 from latte.loading.layout import COMPARISON, read_metrics
 
@@ -58,6 +59,7 @@ def write(rows: list[Row], folder: Path) -> list[Path]:
 
 def plots(rows: list[Row], folder: Path) -> list[Path]:
     """Loss while training, by context length and by position; speed, memory and state."""
+    need("matplotlib", "a plot")
     from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
 
     curves = Figure(figsize=(15, 4.5), layout="constrained")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from latte.extras import need
 from latte.report.extension_charts import (
     COLORS,
     MOMENTS,
@@ -56,6 +57,7 @@ def write_plots(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _plot(charts: list[tuple[Chart, dict[str, str]]], path: Path, own: int, log: bool) -> Path:
+    need("matplotlib", "a plot")
     from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
     from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter, PercentFormatter, ScalarFormatter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from latte.extras import advice, installed
 from latte.files import write_text
 from latte.loading.layout import METRICS, TENSORBOARD, read_metrics
 
@@ -32,12 +34,10 @@ class Metrics(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         kept = [line for line in read_metrics(self.folder) if line["step"] <= state.global_step]
         write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self.file = (self.folder / METRICS).open("a", encoding="utf-8")
-        self.board = SummaryWriter(str(self.folder / TENSORBOARD), purge_step=state.global_step + 1)
+        self.board = self._board(state.global_step + 1)
         self.totals = self.progress().setdefault("metrics", {"seconds": 0.0})
 
     def on_step_begin(
@@ -70,10 +70,12 @@ class Metrics(TrainerCallback):
         self.file.write(json.dumps({"step": state.global_step, **values}) + "\n")
         self.file.flush()
         for name, value in values.items():
-            self.board.add_scalar(name, value, state.global_step)
+            if self.board is not None:
+                self.board.add_scalar(name, value, state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.board.flush()
+        if self.board is not None:
+            self.board.flush()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -83,8 +85,17 @@ class Metrics(TrainerCallback):
     def close(self) -> None:
         """Close the files; also called after an error."""
         for name in ("file", "board"):
-            if hasattr(self, name):
+            if getattr(self, name, None) is not None:
                 getattr(self, name).close()
+
+    def _board(self, first_step: int) -> Any:
+        """Where TensorBoard's files are written; None without the package, since metrics.jsonl holds the same."""
+        if not installed("tensorboard"):
+            print(f"no files for TensorBoard, which is not installed: {advice('tensorboard')}", file=sys.stderr)
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder / TENSORBOARD), purge_step=first_step)
 
 
 class Display(TrainerCallback):
