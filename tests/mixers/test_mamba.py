@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("each_backend")
 LAYERS, WIDTH, STATE = 2, 24, 5
 
 
-def pair(dtype):
+def pair(dtype, scale=0.3):
     """Their model and ours, with the same weights.
 
     Theirs computes norms, e^{A_log}, Delta's bias and what enters the state in float32, whatever the model's dtype.
@@ -27,7 +27,7 @@ def pair(dtype):
     theirs = MambaForCausalLM(
         MambaConfig(**settings, state_size=STATE, residual_in_fp32=False, tie_word_embeddings=False)
     )
-    perturbed(theirs.to(dtype))
+    perturbed(theirs.to(dtype), scale)
     if dtype == torch.float64:
         for module in theirs.modules():
             if type(module).__name__ == "MambaRMSNorm":
@@ -68,6 +68,15 @@ def test_logits_are_those_of_transformers(length):
     ids = token_ids(length=length)
     with torch.no_grad():
         assert_close(ours(ids).logits, theirs(ids).logits, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.2])
+def test_logits_agree_in_absolute_terms(scale):
+    """Weights as transformers draws them, and all of them moved: logits reach 2 and 4."""
+    theirs, ours = pair(torch.float32, scale)
+    ids = token_ids()
+    with torch.no_grad():
+        assert (ours(ids).logits - theirs(ids).logits).abs().max() < 1e-5
 
 
 def test_logits_are_those_of_transformers_in_float64():
