@@ -178,7 +178,7 @@ def _pass_states(x: Piece, state: LatteState) -> tuple[Before, LatteState]:
     """
     narrow, wide = x.p_BNCHM.dtype, state.log_norm_BHM.dtype
     last_BN = x.segment_BNC[..., -1]
-    kept_BNCHM = (x.segment_BNC == last_BN[..., None])[..., None, None] & (x.k_BNCHM > EMPTY / 2)
+    kept_BNCHM = (x.segment_BNC == last_BN[..., None])[..., None, None] & ~(x.k_BNCHM <= EMPTY / 2)
     k_BNCHM = torch.where(kept_BNCHM, x.k_BNCHM, EMPTY)
     top_BN1HM = k_BNCHM.detach().amax(dim=2, keepdim=True)
     weight_BNCHM = torch.where(kept_BNCHM, bounded_exp(k_BNCHM - top_BN1HM), 0.0)
@@ -204,7 +204,7 @@ def _on_one_scale(x: Piece, before: Before) -> tuple[Tensor, Tensor | None]:
     factors were in range, a later key changing nothing for earlier tokens; None stands for all of them.
     """
     narrow = x.p_BNCHM.dtype
-    real_BNCHM = x.k_BNCHM > EMPTY / 2
+    real_BNCHM = ~(x.k_BNCHM <= EMPTY / 2)  # a NaN is no padding
     first_BN = real_BNCHM.flatten(3).any(-1).to(torch.uint8).argmax(dim=-1)
     index_BN1HM = first_BN[..., None, None, None].expand(-1, -1, 1, *x.k_BNCHM.shape[3:])
     scale_BN1HM = x.k_BNCHM.detach().gather(2, index_BN1HM)
@@ -250,7 +250,7 @@ def _on_own_scales(x: Piece, before: Before) -> Tensor:
     )
     chunks = Chunks(
         p_BNHCM,
-        bounded_exp((wide_BNHCM - log_norm_BNHCM).to(p_BNHCM.dtype)) * (k_BNHCM > EMPTY / 2),
+        bounded_exp((wide_BNHCM - log_norm_BNHCM).to(p_BNHCM.dtype)) * ~(k_BNHCM <= EMPTY / 2),
         x.v_BNHCV,
         -log_norm_BNHCM,
         -before.log_norm_BNHM,

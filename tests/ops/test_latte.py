@@ -127,3 +127,13 @@ def test_large_logits_keep_their_digits_in_float32(backend):
     assert_close(y, expected, 2e-6)
     assert_close(state.mean_BHMV, after.mean_BHMV, 2e-6)
     assert_close(state.log_norm_BHM, after.log_norm_BHM, 1e-9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", None])
+def test_a_nan_among_the_keys_is_not_taken_for_padding(backend):
+    g = generator(3)
+    p, k, v = normal(g, 1, 70, 2, 3).softmax(-1), normal(g, 1, 70, 2, 3), normal(g, 1, 70, 2, 5)
+    k[0, 40] = torch.nan
+    y, state = causal_latte(p, k, v, backend=backend)
+    assert y[0, 40:].isnan().all()
+    assert state.mean_BHMV.isnan().all()
