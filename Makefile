@@ -1,5 +1,5 @@
 # make setup     .venv with the project and all it needs
-# make test      lint, types and tests (what .ci/run calls)
+# make test      lint, types, documentation and tests (what .ci/run calls)
 # make docs      the documentation and the reference of the Python API as a site, in build/site; warnings are errors
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
 # make bench     time ops, layers, models and decoding beside peers (15 minutes), write docs/results/bench
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard latte/ops/native/*.
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,docs,all]'
 	@touch $@
 
-test: lint types pytest
+test: lint types docs pytest
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

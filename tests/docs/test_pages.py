@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
 import types
@@ -57,3 +58,26 @@ def example(monkeypatch):
 def test_the_example_mechanism_generates_and_keeps_the_contract(example):
     assert example["text"].shape == (1, 8)
     assert example["check_mixer"] is check_mixer  # which ran
+
+
+def test_the_code_of_the_page_on_generation_runs(capsys):
+    blocks = code_blocks("docs/generation.md")
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "docs/generation.md", "exec"), {"__name__": "generation"})
+    assert "guesses held" in capsys.readouterr().out
+
+
+def test_the_site_is_built_by_make_test_and_names_what_is_there():
+    """Every object that a page of the reference names can be imported; make docs fails on those that can't be found."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert "test: lint types docs pytest" in makefile
+    assert "mkdocs build --strict" in makefile
+    names = [
+        name
+        for page in (ROOT / "docs" / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)
+    ]
+    assert len(names) > 20
+    for name in names:
+        assert pkgutil.resolve_name(name) is not None
