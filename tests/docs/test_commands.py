@@ -58,7 +58,7 @@ def place(tmp_path_factory):
     (folder / "doc.txt").write_text(words * 20)
     (folder / "books.txt").write_text(words * 400)
     (folder / "books.jsonl.gz").write_bytes(_books(words))
-    (folder / "prompts.txt").write_text("one\ntwo\n")
+    (folder / "many.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     tokenizer = byte_tokenizer()
     model = small_model("llama")
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
