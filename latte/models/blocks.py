@@ -117,7 +117,7 @@ class Block(GradientCheckpointingLayer):
         raise ValueError("output_attentions was asked for, but a layer has no mixer")
 
     def _in_pieces(self, x_BTD: Tensor) -> bool:
-        if x_BTD.shape[1] <= self.TOKENS_AT_ONCE or torch.is_grad_enabled() or values_hidden(x_BTD):
+        if torch.is_grad_enabled() or values_hidden(x_BTD) or x_BTD.shape[1] <= self.TOKENS_AT_ONCE:
             return False
         return self.causal and all(mixer.growth != "linear" for mixer in self.mixers)
 

@@ -49,7 +49,7 @@ def decay_attention(
     if log_decay is not None:
         library.same_kind(q=q, log_decay=log_decay)
         library.shape("log_decay", log_decay, *((B, T, H) if log_decay.dim() == 3 else (B, T, H, K)))
-    if T <= 16 and library.direct(q, k, v, log_decay, S0):
+    if library.direct(q, k, v, log_decay, S0) and T <= 16:
         return _forward(q, k, v, log_decay, S0, mask, reset)
     return torch.ops.latte.decay_attention(q, k, v, log_decay, S0, mask, reset)
 

@@ -54,7 +54,7 @@ def delta_attention(
     if log_decay is not None:
         library.same_kind(q=q, log_decay=log_decay)
         library.shape("log_decay", log_decay, *((B, T, H) if log_decay.dim() == 3 else (B, T, H, K)))
-    if T <= 16 and library.direct(q, k, v, a, b, log_decay, S0):
+    if library.direct(q, k, v, a, b, log_decay, S0) and T <= 16:
         return _forward(q, k, v, a, b, log_decay, S0, mask, reset, False)[:2]
     inputs = (q, k, v, a, b, log_decay, S0)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

@@ -24,7 +24,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     library.same_kind(x=x, cosine=cosine, sine=sine)
     if cosine.shape not in ((B, T, K // 2), (1, T, K // 2)) or sine.shape != cosine.shape or K % 2:
         raise ValueError(f"cosine: expected shape {(B, T, K // 2)}, got {tuple(cosine.shape)} and {tuple(sine.shape)}")
-    if T <= 16 and library.direct(x):
+    if library.direct(x) and T <= 16:
         return _rotate(x, cosine, sine, False)
     return torch.ops.latte.rotate(x, cosine, sine, False)
 
@@ -33,7 +33,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up. Raises ValueError on shapes or dtypes that differ."""
     library.same_kind(gate=gate, up=up)
     library.shape("up", up, *gate.shape)
-    if gate.numel() <= 1 << 17 and library.direct(gate, up):
+    if library.direct(gate, up) and gate.numel() <= 1 << 17:
         return _swiglu(gate, up)
     return torch.ops.latte.swiglu(gate, up)
 
@@ -42,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis. Raises ValueError on shapes or dtypes that differ."""
     library.same_kind(x=x, weight=weight)
     library.shape("weight", weight, x.shape[-1])
-    if x.numel() <= 1 << 17 and library.direct(x, weight):
+    if library.direct(x, weight) and x.numel() <= 1 << 17:
         return _rms_norm(x, weight, eps)
     return torch.ops.latte.rms_norm(x, weight, eps)
 

@@ -49,7 +49,7 @@ def rglru(
     library.tokens("mask", mask, B, T)
     library.tokens("reset", reset, B, T)
     assert dtype == h0.dtype
-    if T <= 16 and library.direct(gates, x, bias, rate, h0):
+    if library.direct(gates, x, bias, rate, h0) and T <= 16:
         return _forward(gates, x, bias, rate, h0, count0, mask, reset)
     return torch.ops.latte.rglru(gates, x, bias, rate, h0, count0, mask, reset)
 

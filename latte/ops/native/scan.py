@@ -43,7 +43,7 @@ def diagonal_scan(
     library.shape("h0", h0, B, D)
     library.tokens("mask", mask, B, T)
     library.tokens("reset", reset, B, T)
-    if T <= 16 and library.direct(log_a, b, h0):
+    if library.direct(log_a, b, h0) and T <= 16:
         return _forward(log_a, b, h0, mask, reset, reverse)
     return torch.ops.latte.diagonal_scan(log_a, b, h0, mask, reset, reverse)
 
