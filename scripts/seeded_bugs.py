@@ -756,8 +756,8 @@ MUTANTS = [
     Mutant(
         "what a layer adds is not handed on",
         BLOCKS,
-        "carried = dict(carried)  # mixers add to it\n        before",
-        "before",
+        "if self.causal else None, carried\n",
+        "if self.causal else None, {}\n",
         CARRIED,
     ),
     # Blocks of doubling size.
