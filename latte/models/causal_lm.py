@@ -96,7 +96,12 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: not exactly one of ids and embeddings, masks or labels that do not fit, positions that skip, an
                 unknown keyword, or a cache of another model or batch.
+            NotImplementedError: an export to ONNX.
         """
+        if torch.onnx.is_in_onnx_export():
+            raise NotImplementedError(
+                "these models have no ONNX form, expected torch.export instead of torch.onnx.export"
+            )
         # Not among the arguments: Trainer takes every argument named after labels for one that each batch has.
         shift_labels = keywords.pop("shift_labels", None)
         config, cache, learns = self.config, past_key_values, labels is not None or shift_labels is not None

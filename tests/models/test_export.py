@@ -34,3 +34,11 @@ def test_an_exported_model_reads_other_lengths(variant):
     for length in (2, 17, 40):
         ids = token_ids(2, length)
         torch.testing.assert_close(exported.module()(ids), model(ids, use_cache=False).logits)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_export_to_onnx_is_refused_in_a_sentence(tmp_path):
+    model = tiny_model("latte")
+    with pytest.raises(NotImplementedError, match=r"no ONNX form, expected torch\.export"):
+        torch.onnx.export(model, (token_ids(2, 12),), str(tmp_path / "model.onnx"), dynamo=False)
+    assert not list(tmp_path.iterdir())
