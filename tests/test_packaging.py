@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -15,10 +16,6 @@ from latte import extras
 from latte.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    tomllib = pytest.importorskip("tomli")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 #: Importing the names in EXTRAS fails in this process, as where they are not installed.
