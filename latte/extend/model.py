@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
 from latte.extend.anatomy import ExtendedAnatomy
 from latte.extend.config import LatteExtendedConfig
@@ -22,13 +22,14 @@ from latte.models.inputs import embed, tokens_of
 from latte.models.loss import is_product
 
 
-class LatteExtendedForCausalLM(CausalLM):
+class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
     """A pretrained language model that reads at linear cost and decodes from a state of one size."""
 
     config_class = LatteExtendedConfig
     base_model_prefix = "base"
     supports_gradient_checkpointing = True
     anatomy = ExtendedAnatomy()
+    _tied_weights_keys = {"base.lm_head.weight": "base.model.embed_tokens.weight"}  # noqa: RUF012  (as the base class)
     _no_split_modules = ["ExtendedAttention"]  # noqa: RUF012  (the base class declares it so)
 
     def __init__(self, config: LatteExtendedConfig, base: Any = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -166,7 +166,7 @@ class LatteModel(LattePreTrainedModel):
         return place_BT.clamp(min=0)
 
 
-class LatteForCausalLM(LattePreTrainedModel, CausalLM):
+class LatteForCausalLM(LattePreTrainedModel, CausalLM, GenerationMixin):
     """A language model that reads with linear cost and, with a recurrent mixer, decodes from a state of one size."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  (the base class declares it so)
