@@ -28,6 +28,11 @@ LOG_LINEAR = ("tests/ops/test_log_linear.py", "tests/ops/test_forms.py", "-k", "
 CARRIED = ("tests/mixers/test_rwkv7.py", "-k", "pieces or values")
 REGISTRY = ("tests/test_tokens.py", "tests/ops", "--ignore=tests/ops/native")
 STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
+LOG_SUM = ("tests/mixers/test_zeros.py", "tests/ops/test_forms.py", "-k", "log_sum or weights")
+KALMAN = ("tests/mixers/test_state_spaces.py", "tests/ops/test_forms.py", "-k", "kalman")
+CASCADE = ("tests/mixers/test_hla.py",)
+CHUNKED = ("tests/mixers/test_mega.py",)
+LINEAR = ("tests/mixers/test_lightning.py", "tests/mixers/test_features.py")
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
 
@@ -50,6 +55,70 @@ BLOCKS, MARKS_PY = "latte/models/blocks.py", "latte/layers/marks.py"
 SESSION, GUARD, MEMORY = "latte/decode/session.py", "latte/decode/guard.py", "latte/ops/native/token.py"
 
 MUTANTS = [
+    # Normalisers that fade, Kalman filters, cascades of linear attention, and attention in chunks.
+    Mutant(
+        "a running log-sum gains by its decay",
+        "latte/ops/log_sum.py",
+        "tokens.fill_padding(-decay.to(k.dtype), 0.0)",
+        "tokens.fill_padding(decay.to(k.dtype), 0.0)",
+        LOG_SUM,
+    ),
+    Mutant(
+        "what a sum keeps ignores its decay",
+        "latte/ops/log_sum.py",
+        "(before_BTD + gate - a_BTD)",
+        "(before_BTD - a_BTD)",
+        LOG_SUM,
+    ),
+    Mutant(
+        "a filter's precision is multiplied in the wrong order",
+        "latte/ops/kalman.py",
+        "e * i + f * k, e * j + f * m",
+        "e * i + g * j, f * i + h * j",
+        KALMAN,
+    ),
+    Mutant(
+        "a filter predicts without its process variance",
+        "latte/ops/kalman.py",
+        "predicted_BTDN = before_BTDN / (a_DN**2 + p_DN * before_BTDN)",
+        "predicted_BTDN = before_BTDN / a_DN**2",
+        KALMAN,
+    ),
+    Mutant(
+        "the cascade composes keys from queries",
+        "latte/mixers/hla.py",
+        "keys = stage(k, k) if",
+        "keys = stage(k, q) if",
+        CASCADE,
+    ),
+    Mutant(
+        "the stages of a cascade take their gates in the other order",
+        "latte/mixers/hla.py",
+        "return list(gates.chunk(self.stages, dim=-1))",
+        "return list(gates.chunk(self.stages, dim=-1))[::-1]",
+        CASCADE,
+    ),
+    Mutant(
+        "a chunk of attention begins one token late",
+        "latte/mixers/mega.py",
+        "(tokens.place_BT % chunk == 0)",
+        "(tokens.place_BT % chunk == 1)",
+        CHUNKED,
+    ),
+    Mutant(
+        "Lightning's layers all forget alike",
+        "latte/mixers/lightning.py",
+        "left = 1 - layer / (layers - 1 + 1e-5) + 1e-5",
+        "left = 1.0",
+        LINEAR,
+    ),
+    Mutant(
+        "squares of Based features count twice",
+        "latte/mixers/linear.py",
+        "z.new_tensor(0.5).sqrt(), 1.0)",
+        "z.new_tensor(1.0).sqrt(), 1.0)",
+        LINEAR,
+    ),
     # Causality, carries and documents in the matrix-state recurrences.
     Mutant("a key sees one token of the future", GATED, ".tril()", ".tril(1)", LATTE),
     Mutant(

@@ -49,6 +49,8 @@ def latte_step(mixer: LatteMixer, x_B1D: Tensor, state: State, tokens: Tokens) -
 def _serves(mixer: LatteMixer, x_B1D: Tensor, tokens: Tokens) -> bool:
     if values_hidden(x_B1D) or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
+    if mixer.options.decay != "none":
+        return False
     parts = [mixer.feed] if mixer.window is None else [mixer.feed, mixer.window]
     return unhooked(*parts) and kernels_serve(x_B1D)
 

@@ -7,21 +7,36 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from latte.layers.config import MixerConfig
 from latte.layers.feeds import Feed, build_feed
 from latte.layers.linear import Linear, RMSNorm, repeat_heads, split_heads
+from latte.layers.marks import Mark
 from latte.layers.window import Window
 from latte.mixers.base import Preset, Size, View
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
-from latte.ops import LatteState, WindowState, bidirectional_latte, causal_latte
+from latte.ops import (
+    DecayState,
+    LatteState,
+    LogSumState,
+    WindowState,
+    bidirectional_latte,
+    causal_latte,
+    decay_attention,
+    log_sum,
+)
+from latte.ops.numbers import compute_dtype
 from latte.ops.recompute import recomputed
 from latte.shapes import require_divides
 from latte.state import State, state
 from latte.tokens import Tokens, require_tokens
+
+#: softplus^-1 of where the decays start: memories of ten to ten thousand tokens.
+DECAYS = (-9.0, -2.0)
 
 
 @state
@@ -61,7 +76,8 @@ class LatteMixer(HeadMixer):
     window and latents share values and output projection. Latent logits are not scaled. What feeds them is x, a
     convolution of x or an RG-LRU over x (equation 19); the window and the values always come from x. ``coupled`` puts
     the window's keys under the same softmax as the latents, each by its own score: the logit of slot 0 is then
-    log sum_s e^{score of s} plus its learned part.
+    log sum_s e^{score of s} plus its learned part. ``decay`` lets latents forget:
+    p(s|l,t) ~ e^{k_s - w_{s+1} - ... - w_t}, w >= 0 per latent. Without it only a larger key overwrites a latent.
     """
 
     @dataclass(frozen=True)
@@ -77,6 +93,7 @@ class LatteMixer(HeadMixer):
         rope: bool = True  # on the window's queries and keys
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
         coupled: bool = False  # slot 0's logit also holds the log-normaliser of the window's scores
+        decay: Literal["none", "constant", "data"] = "none"  # of what latents remember, per latent; data: per token too
 
     linear_in_values = normalised = True
     directions = ("causal", "bidirectional")
@@ -92,11 +109,14 @@ class LatteMixer(HeadMixer):
         _example(window=3, sinks=2),
         _example(feed="conv", window=6, sinks=1, softcap=8.0, num_key_value_heads=1),
         _example(window=4, sinks=2, coupled=True, slot0_bias=1.0),
+        _example(decay="constant"),
+        _example(decay="data", feed="conv", window=3),
         _example(bidirectional=True),
         _example(bidirectional=True, feed="conv", window=2),
         _example(bidirectional=True, feed="rglru", window=3),
         _example(bidirectional=True, window=2, coupled=True),
     )
+    marks: ClassVar[Mapping[str, Mark]] = {"latent_decay": Mark(decay=False, float32=True)}
     presets: ClassVar[Mapping[str, Preset] | None] = {
         "latte": _preset(block="plain", position_embedding="learned"),
         "latte++": _preset(position_embedding="learned"),
@@ -138,12 +158,22 @@ class LatteMixer(HeadMixer):
                 self.window = Window(config, options.window, options.sinks, options.softcap, options.rope)
             if options.slot0_bias is not None:
                 self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
-        elif options.coupled:
+        self.latent_decay = self.decay_proj = None
+        if options.decay != "none":
+            if config.bidirectional:
+                raise ValueError(f"mixer 'latte': decay is {options.decay!r}, expected 'none': it is bidirectional")
+            self.latent_decay = nn.Parameter(torch.empty(options.num_latents))
+            if options.decay == "data":
+                self.decay_proj = Linear(config.hidden_size, options.num_latents)
+            self.reset_parameters()
+        if options.coupled and options.window is None:
             raise ValueError("mixer 'latte': coupled is True without a window, expected a window to couple with")
 
     def reset_parameters(self) -> None:
         if self.slot0_bias is not None:
             init.constant_(self.slot0_bias, self.options.slot0_bias)
+        if self.latent_decay is not None:
+            init.uniform_(self.latent_decay, *DECAYS)
 
     def init_state(self, like_BTD: Tensor) -> LatteMixerState:
         config = self.config
@@ -163,6 +193,9 @@ class LatteMixer(HeadMixer):
             windowed_BTHS, log_norm_BTH, _ = self.window(x_BTD, self.unit_values(x_BTD), None, tokens)
             views["window"] = View("weights", windowed_BTHS.transpose(1, 2), normalised=True)
         keys_BTHM = split_heads(self.latent_k_proj(z_BTD), self.config.num_heads)
+        if self.latent_decay is not None:  # softmax over s of k_s + W_s is that of k_s - (W_t - W_s)
+            total = tokens.zero_padding(self.latent_decay_rates(z_BTD)).cumsum(1)
+            keys_BTHM = keys_BTHM + total.view_as(keys_BTHM)
         views["latent_keys"] = View("channels", keys_BTHM, normalised=False)
         views["latents"] = View("channels", self.slot_weights(z_BTD, log_norm_BTH), normalised=True)
         return views
@@ -203,10 +236,31 @@ class LatteMixer(HeadMixer):
         if self.config.bidirectional:
             y_BTHV, latents = bidirectional_latte(latent_p_BTHM, k_BTHM, v_BTHV, tokens=tokens), None
         else:
-            y_BTHV, latents = causal_latte(latent_p_BTHM, k_BTHM, v_BTHV, state=latents, tokens=tokens)
+            y_BTHV, latents = self._read_latents(z_BTD, latent_p_BTHM, k_BTHM, v_BTHV, latents, tokens)
         if windowed is not None:
             y_BTHV = torch.addcmul(y_BTHV, p_BTHM[..., :1], windowed.y_BTHV)
         return y_BTHV, feed, latents
+
+    def latent_decay_rates(self, z_BTD: Tensor) -> Tensor:
+        """w >= 0 (B, T, H * M): how fast each latent forgets."""
+        assert self.latent_decay is not None
+        rates = self.latent_decay.to(compute_dtype(z_BTD)).expand(*z_BTD.shape[:2], -1)
+        return F.softplus(rates if self.decay_proj is None else rates + self.decay_proj(z_BTD).to(rates.dtype))
+
+    def _read_latents(
+        self, z_BTD: Tensor, p: Tensor, k: Tensor, v: Tensor, latents: LatteState | None, tokens: Tokens
+    ) -> tuple[Tensor, LatteState]:
+        """Causal Latte; with decay a_t = log(e^{a_{t-1} - w_t} + e^{k_t}) normalises, and means fade alike."""
+        if self.options.decay == "none":
+            return causal_latte(p, k, v, state=latents, tokens=tokens)
+        before = LatteState.empty(v, k.shape[2], k.shape[3], v.shape[-1]) if latents is None else latents
+        wide, sums = compute_dtype(v), LogSumState(before.log_norm_BHM.flatten(1))
+        rates_BTD = self.latent_decay_rates(z_BTD)
+        share, log_kept, sums = log_sum(k.flatten(2).to(wide), rates_BTD, state=sums, tokens=tokens)
+        share, log_kept = (x.view_as(k) for x in (share, log_kept))
+        mean = DecayState(before.mean_BHMV)
+        y, mean = decay_attention(p.to(wide), share, v.to(wide), log_kept, state=mean, tokens=tokens)
+        return y.to(v.dtype), LatteState(sums.log_norm_BD.view_as(before.log_norm_BHM), mean.sum_BHKV)
 
     def latent_input(self, x_BTD: Tensor, state: State | None, tokens: Tokens) -> tuple[Tensor, State | None]:
         """What queries and keys of the latents are made from, y_t of equations (18) and (19); and the feed's state."""
