@@ -180,8 +180,8 @@ MUTANTS = [
     Mutant(
         "the log-normaliser restarts nowhere",
         LOG_KEY,
-        "torch.where(same[..., None], torch.logaddexp(k_CM, earlier), k_CM)",
-        "torch.logaddexp(k_CM, earlier)",
+        "torch.where(same[..., None], log_add(k_CM, earlier), k_CM)",
+        "log_add(k_CM, earlier)",
         LATTE,
     ),
     Mutant(
@@ -531,15 +531,15 @@ MUTANTS = [
     Mutant(
         "a scan of logs fades what was just added",
         LOG_SCAN,
-        "torch.logaddexp(log_norm_BD + gate_BD, k_BD)",
-        "torch.logaddexp(log_norm_BD, k_BD) + gate_BD",
+        "log_add(log_norm_BD + gate_BD, k_BD)",
+        "log_add(log_norm_BD, k_BD) + gate_BD",
         WKV,
     ),
     Mutant(
         "a scan of logs does not fade what came before a run",
         LOG_SCAN,
-        "torch.logaddexp(alone_BNCD, fade_BNCD + before_BND[:, :, None])",
-        "torch.logaddexp(alone_BNCD, before_BND[:, :, None])",
+        "log_add(alone_BNCD, fade_BNCD + before_BND[:, :, None])",
+        "log_add(alone_BNCD, before_BND[:, :, None])",
         WKV,
     ),
     Mutant(
@@ -735,15 +735,15 @@ MUTANTS = [
     Mutant(
         "a token takes the place of one that a state still looks at",
         SESSION,
-        "0 <= distance < native.SPARE",
+        "0 <= distance <= native.SPARE - len(blocks)",
         "0 <= distance <= native.SPARE",
         STEP,
     ),
     Mutant(
         "a branch is written over the token of another",
         SESSION,
-        "0 <= distance < native.SPARE",
-        "-1 <= distance < native.SPARE",
+        "0 <= distance <= native.SPARE - len(blocks)",
+        "-1 <= distance <= native.SPARE - len(blocks)",
         STEP,
     ),
     Mutant(
