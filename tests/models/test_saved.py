@@ -14,7 +14,10 @@ FOLDER = Path(__file__).parent / "saved" / "layers"
 
 @torch.no_grad()
 def test_a_model_saved_before_blocks_had_patterns_gives_the_same_logits():
-    """Six layers of six mixers, written before states and sublayers changed: bitwise on the same instruction set."""
+    """Six layers of six mixers, saved before states and sublayers changed: bitwise with the kernels of the expected logits.
+
+    A kernel that sums in another order changes their last bits: the logits are then written anew, and the bound stays.
+    """
     expected = safetensors.torch.load_file(FOLDER / "expected.safetensors")
     model = AutoModelForCausalLM.from_pretrained(FOLDER).eval()
     ids, mask = expected["ids"], expected["mask"]
