@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "saved" / "layers"
 
 @torch.no_grad()
 def test_a_model_saved_before_blocks_had_patterns_gives_the_same_logits():
-    """Six layers of six mixers, saved before states and sublayers changed: bitwise with the kernels of the expected logits.
+    """Six layers of six mixers, saved before states and sublayers changed: bitwise on the kernels behind the file.
 
     A kernel that sums in another order changes their last bits: the logits are then written anew, and the bound stays.
     """
