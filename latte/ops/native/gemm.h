@@ -10,10 +10,10 @@ constexpr int kTileCols = 2 * kWidth<T>;
 
 // With heads innermost in memory every row of a head lies on another page, where the machine's own prefetching stops.
 constexpr int64_t kAhead = 16;
-template <int Write = 0, class T>
+template <class T>
 LATTE_INLINE void fetch_row(const T* row, int64_t width) {
     constexpr int64_t line = 64 / sizeof(T);
-    for (int64_t c = 0; c < width; c += line) __builtin_prefetch(row + c, Write);
+    for (int64_t c = 0; c < width; c += line) __builtin_prefetch(row + c);
 }
 
 // A matrix (n, width) cut into panels of kTileCols columns, each panel (n, kTileCols) contiguous: what the product streams

@@ -211,13 +211,23 @@ LATTE_INLINE void sum_lanes_of(const Vec<T>* v, T* out) {
     for (int j = 0; j < count; ++j) out[j] = sum_lanes<T>(v[j]);
 }
 #endif
-// Where one is NaN, the second.
+// Where one is NaN, the second: what x86's own instructions do. Written as a choice they would be a comparison and a blend.
 template <class T>
 LATTE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
+#if LATTE_BYTES == 64 && defined(__AVX512F__)
+    if constexpr (sizeof(T) == sizeof(float)) return (Vec<T>)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LATTE_BYTES == 32 && defined(__AVX__)
+    if constexpr (sizeof(T) == sizeof(float)) return (Vec<T>)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
     return a > b ? a : b;
 }
 template <class T>
 LATTE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
+#if LATTE_BYTES == 64 && defined(__AVX512F__)
+    if constexpr (sizeof(T) == sizeof(float)) return (Vec<T>)_mm512_min_ps((__m512)a, (__m512)b);
+#elif LATTE_BYTES == 32 && defined(__AVX__)
+    if constexpr (sizeof(T) == sizeof(float)) return (Vec<T>)_mm256_min_ps((__m256)a, (__m256)b);
+#endif
     return a < b ? a : b;
 }
 template <class T>

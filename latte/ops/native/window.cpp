@@ -159,7 +159,14 @@ LATTE_INLINE void softmax_vector(const WindowForward& w, int64_t at, int64_t n, 
     const bool open = !key_id && !(w.softcap > 0);
     const int64_t from = open ? min64(max64(0, at + W - 1 - w.left), n) : n, to = max64(from, min64(n, at + w.right + 1));
     masked(0, from);
-    for (int64_t j = from; j < to; ++j) most = vmax<T>(most, load(p + j * Q));
+    Vec<T> more = none;  // a second chain: each maximum waits for the one before
+    int64_t inner = from;
+    for (; inner + 2 <= to; inner += 2) {
+        most = vmax<T>(most, load(p + inner * Q));
+        more = vmax<T>(more, load(p + (inner + 1) * Q));
+    }
+    if (inner < to) most = vmax<T>(most, load(p + inner * Q));
+    most = vmax<T>(most, more);
     masked(to, n);
 
     const Vec<T> shift = most > T(kEmpty / 2) ? most : Vec<T>{};
@@ -256,8 +263,7 @@ void window_forward_typed(const WindowForward& w) {
             for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
                 for (int64_t i = s.i0; i < s.i0 + s.n; i += Q) {
                     const Block block = block_of<T>(w, s, i);
-                    // Behind the arithmetic: what this block writes, and what the next one reads.
-                    for (int64_t r = i; r < i + block.rows; ++r) fetch_row<1>(at<T>(w.y, s.b, r, h), w.V);
+                    // Behind the arithmetic: what the next block reads.
                     for (int64_t r = i + Q; r < min64(i + 2 * Q, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
                     for (int64_t j = block.hi[kAcross - 1]; j < min64(block.hi[kAcross - 1] + Q, s.m); ++j)
                         fetch_row(key + j * w.k.t, w.D);
