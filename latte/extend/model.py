@@ -20,6 +20,7 @@ from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.inputs import embed, tokens_of
 from latte.models.loss import is_product
+from latte.models.stream import Layers, Stream
 
 
 class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
@@ -117,17 +118,17 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         reset: Tensor | None = None,
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
     ) -> Read:
-        stream: list[Tensor] | None = [] if output_hidden_states else None
+        stream = Stream(output_hidden_states, len(self.base.model.layers))
         weights: dict[int, Tensor] | None = {} if output_attentions else None
         hidden_BTD, _ = self.read_as(
             "extended", input_ids, attention_mask, reset, cache, inputs_embeds, stream=stream, weights=weights
         )
         return Read(
             hidden_BTD,
-            None if stream is None else tuple(stream),
+            stream.given(),
             None if weights is None else tuple(weights[layer] for layer in sorted(weights)),
         )
 
@@ -140,29 +141,28 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
         share: float | None = None,
-        stream: list[Tensor] | None = None,
+        stream: Stream | None = None,
         weights: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor, Reading]:
         """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`.
 
-        The input of each layer, and the hidden states, go into ``stream``, attention weights into ``weights``.
+        Hidden states that were asked for go into ``stream``, attention weights into ``weights``.
         """
         body: Any = self.body
+        stream = Stream(False, len(body.layers)) if stream is None else stream
         x_BTD = embed(body.embed_tokens, input_ids, inputs_embeds)
         tokens = tokens_of(x_BTD, attention_mask, reset, cache)
-        if cache is not None and tokens.plain and mode == "extended" and stream is None and weights is None:
+        if cache is not None and tokens.plain and mode == "extended" and not stream.asked and weights is None:
             hidden_BTD = self._engine.hidden(body, x_BTD, cache)
             if hidden_BTD is not None:
                 return hidden_BTD, Reading(tokens, None)
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
         reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights)
         for layer in body.layers:
-            if stream is not None:
-                stream.append(x_BTD)
+            stream.add(x_BTD)
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
         hidden_BTD = body.norm(x_BTD)
-        if stream is not None:
-            stream.append(hidden_BTD)
+        stream.add(hidden_BTD)
         if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple((reading.after[index],) for index in range(len(body.layers))), tokens)
         return hidden_BTD, reading

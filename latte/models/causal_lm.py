@@ -7,14 +7,16 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from latte.models.attention_choice import NoAttentionChoice
 from latte.models.cache import LatteCache, ModelState
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import given_tokens, padding_mask, resets_of
 from latte.models.loss import logits_loss, mean_loss, next_token_targets, summed_loss
+from latte.models.stream import Layers
 from latte.tokens import Tokens
 
 
@@ -23,16 +25,16 @@ class Read(NamedTuple):
 
     Attributes:
         hidden_BTD: hidden states after the last norm.
-        stream: if asked for, the input of each layer and then ``hidden_BTD``.
+        stream: if asked for, what :class:`Stream` gives.
         weights: if asked for, each layer's attention weights (B, H, T, S).
     """
 
     hidden_BTD: Tensor
-    stream: tuple[Tensor, ...] | None = None
+    stream: tuple[Tensor | None, ...] | None = None
     weights: tuple[Tensor, ...] | None = None
 
 
-class CausalLM(PreTrainedModel, GenerationMixin):
+class CausalLM(NoAttentionChoice, GenerationMixin):
     """A language model that decodes from a :class:`LatteCache`. Subclasses define :meth:`read`."""
 
     anatomy = Anatomy()
@@ -56,7 +58,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         reset: Tensor | None = None,
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
     ) -> Read:
         """Read tokens behind those of the cache, and advance it."""
@@ -79,7 +81,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
         position_ids: Tensor | None = None,
         **keywords: Any,
@@ -91,7 +93,7 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         that start again at 0. Labels are shifted here (``shift_labels`` are not); -100, padding and each document's
         first token are not predicted. In training the logits are left out beside labels, since the loss never forms
         them whole: ``return_logits=True``, here or in the configuration, asks for them. ``logits_to_keep`` keeps those
-        of the last tokens only.
+        of the last tokens only. ``output_hidden_states`` may be a list of layers.
 
         Raises:
             ValueError: not exactly one of ids and embeddings, masks or labels that do not fit, positions that skip, an

@@ -14,6 +14,7 @@ from latte.models.config import LatteConfig
 from latte.models.decoder import LatteModel, LattePreTrainedModel
 from latte.models.inputs import given_tokens, resets_of, tokens_of
 from latte.models.loss import classification_loss
+from latte.models.stream import Layers
 
 
 def mean_of_tokens(hidden_BTD: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -54,7 +55,7 @@ class LatteForSequenceClassification(LattePreTrainedModel):
         pair_inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
         **keywords: Any,
     ) -> SequenceClassifierOutput:
@@ -93,7 +94,7 @@ class LatteForSequenceClassification(LattePreTrainedModel):
         input_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
-        output_hidden_states: bool | None,
+        output_hidden_states: Layers,
         output_attentions: bool | None,
     ) -> Any:
         return self.model(

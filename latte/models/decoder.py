@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -16,17 +16,19 @@ from latte.layers.feeds import Feed
 from latte.layers.linear import TokenLinear
 from latte.layers.marks import marks_of
 from latte.mixers import Mixer
+from latte.models.attention_choice import NoAttentionChoice
 from latte.models.blocks import Block, Carried, build_norm
 from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.config import LatteConfig
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import embed, given_tokens, resets_of, tokens_of
+from latte.models.stream import Layers, Stream
 from latte.modes import values_hidden
 from latte.tokens import Tokens
 
 
-class LattePreTrainedModel(PreTrainedModel):
+class LattePreTrainedModel(NoAttentionChoice):
     """How weights start, and what transformers needs to know of every model here."""
 
     config_class = LatteConfig
@@ -85,7 +87,7 @@ class LatteModel(LattePreTrainedModel):
         past_key_values: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
         position_ids: Tensor | None = None,
         **keywords: Any,
@@ -94,7 +96,7 @@ class LatteModel(LattePreTrainedModel):
 
         ``attention_mask`` (B, T, or longer with a cache: its last T columns count) is 0 at padding, anywhere in the
         row; ``reset`` (B, T) is True at the first token of a document, anywhere in the row, and so say ``position_ids``
-        that start again at 0.
+        that start again at 0. ``output_hidden_states`` may be a list of layers.
 
         Raises:
             ValueError: not exactly one of ids and embeddings, masks that do not fit, positions that skip, an unknown
@@ -117,12 +119,13 @@ class LatteModel(LattePreTrainedModel):
         wants_stream = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
         hidden_BTD = None
-        if cache is not None and tokens.plain and not (wants_stream or wants_weights):
+        stream = Stream(wants_stream, len(self.layers))
+        if cache is not None and tokens.plain and not (stream.asked or wants_weights):
             hidden_BTD = self._engine.hidden(self, x_BTD, cache)
         read = (
             Read(hidden_BTD)
             if hidden_BTD is not None
-            else self._read_layers(x_BTD, tokens, cache, bool(wants_stream), bool(wants_weights))
+            else self._read_layers(x_BTD, tokens, cache, stream, bool(wants_weights))
         )
         return BaseModelOutputWithPast(
             last_hidden_state=cast("torch.FloatTensor", read.hidden_BTD),
@@ -132,28 +135,24 @@ class LatteModel(LattePreTrainedModel):
         )
 
     def _read_layers(
-        self, x_BTD: Tensor, tokens: Tokens, cache: LatteCache | None, wants_stream: bool, wants_weights: bool
+        self, x_BTD: Tensor, tokens: Tokens, cache: LatteCache | None, stream: Stream, wants_weights: bool
     ) -> Read:
         """Through all blocks and the last norm, the cache advanced."""
         before = None if cache is None else cache.states_for(x_BTD, len(self.layers))
-        after, stream, weights = [], [], []
+        after, weights = [], []
         carried: Carried = {}
         block: Any
         for index, block in enumerate(self.layers):
-            if wants_stream:
-                stream.append(x_BTD)
+            stream.add(x_BTD)
             if wants_weights:
                 weights.append(block.attention_weights(x_BTD, tokens))
             x_BTD, states, carried = block(x_BTD, None if before is None else before[index], tokens, carried)
             after.append(states)
         hidden_BTD = self.norm(x_BTD)
+        stream.add(hidden_BTD)
         if cache is not None:  # last, so that a call that fails has read nothing
             cache.advance(tuple(after), tokens)
-        return Read(
-            hidden_BTD,
-            (*stream, hidden_BTD) if wants_stream else None,
-            tuple(weights) if wants_weights else None,
-        )
+        return Read(hidden_BTD, stream.given(), tuple(weights) if wants_weights else None)
 
     def _known_places(self, tokens: Tokens) -> Tensor:
         """Places as indices of the table; padding before the first token counts as place 0."""
@@ -190,7 +189,7 @@ class LatteForCausalLM(LattePreTrainedModel, CausalLM, GenerationMixin):
         reset: Tensor | None = None,
         cache: LatteCache | None = None,
         inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
     ) -> Read:
         outputs = self.model(

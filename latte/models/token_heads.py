@@ -13,6 +13,7 @@ from latte.layers.linear import TokenLinear
 from latte.models.config import LatteConfig
 from latte.models.decoder import LatteModel, LattePreTrainedModel
 from latte.models.loss import logits_loss, mean_loss
+from latte.models.stream import Layers
 
 
 class _TokenHead(LattePreTrainedModel):
@@ -58,7 +59,7 @@ class LatteForMaskedLM(_TokenHead):
         labels: Tensor | None = None,
         position_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
         **keywords: Any,
     ) -> MaskedLMOutput:
@@ -105,7 +106,7 @@ class LatteForTokenClassification(_TokenHead):
         labels: Tensor | None = None,
         position_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: Layers = None,
         output_attentions: bool | None = None,
         **keywords: Any,
     ) -> TokenClassifierOutput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening, DynamicCache
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, DynamicCache
 
 from latte.models import LatteCache
 from tests.huggingface.support import each_kind, language_model
@@ -123,3 +123,38 @@ def test_tuples_hidden_states_and_weights_come_as_transformers_gives_them(kind):
 def test_weights_that_do_not_sum_to_one_are_not_given():
     with pytest.raises(ValueError, match="mixer 'gla' has no weights that sum to 1"):
         tiny_model("gla")(token_ids(1, 4), output_attentions=True)
+
+
+@each_kind
+@pytest.mark.parametrize("asked", [[0], (1, 0), {1}, "last"])
+def test_hidden_states_of_chosen_layers_stand_in_their_places(kind, asked):
+    """As transformers gives them: the output of layer i at place i, None for layers that were not chosen."""
+    model, ids = language_model(kind), token_ids(2, 7, vocabulary=61)
+    layers = model.config.num_hidden_layers
+    asked = [layers - 1] if asked == "last" else asked
+    every = model(ids, output_hidden_states=True).hidden_states
+    found = model(ids, output_hidden_states=asked).hidden_states
+    assert len(found) == layers
+    for layer, states in enumerate(found):
+        assert torch.equal(states, every[layer + 1]) if layer in asked else states is None
+
+
+@each_kind
+def test_hidden_states_of_layers_that_are_not_there_are_refused(kind):
+    model, ids = language_model(kind), token_ids(2, 7, vocabulary=61)
+    for unknown in (9, -1):
+        with pytest.raises(ValueError, match=f"output_hidden_states has layer {unknown}, expected layers from 0 to"):
+            model(ids, output_hidden_states=[0, unknown])
+
+
+@each_kind
+def test_an_attention_implementation_that_nothing_would_use_is_refused(kind, tmp_path):
+    model = language_model(kind)
+    model.set_attn_implementation("eager")
+    for asked in ("sdpa", "flash_attention_2", {"": "sdpa"}):
+        with pytest.raises(ValueError, match="expected 'eager' or None"):
+            model.set_attn_implementation(asked)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"attn_implementation is 'sdpa', but Latte.* has no softmax attention"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").config.model_type

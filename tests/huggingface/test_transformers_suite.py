@@ -104,9 +104,3 @@ class ExtendedLlamaTest(Common, MIXINS["ModelTesterMixin"], MIXINS["GenerationTe
         original={"model_type": "llama", **SIZES, "num_key_value_heads": 2},
         options={"window": 4, "num_latents": 2, "feed": "rglru"},
     )
-
-    @unittest.skip("the pretrained attention is called for its projections alone: it has no implementation to choose")
-    def test_can_set_attention_dynamically(self) -> None: ...
-
-    @unittest.skip("hidden states of all layers are given, none are chosen one by one")
-    def test_can_capture_specific_layers_hidden_states(self) -> None: ...
