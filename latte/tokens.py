@@ -200,6 +200,25 @@ class Tokens:
         return Compact(order_BT, torch.argsort(order_BT, dim=1))
 
     @derived
+    def documents(self) -> Documents:
+        """Every document as a row of its own. Where numbers can't be looked at, with room for all cases: quadratic."""
+        B, T = self.batch, self.length
+        document_BT, rows, longest = torch.arange(B, device=self.device)[:, None].expand(B, T), B, T
+        if self.reset is not None:
+            document_BT, rows = document_BT * (T + 1) + self.segment_BT, B * (T + 1)
+        if not values_hidden(document_BT if self.mask is None else self.mask):
+            longest = max(1, int(self.in_row_BT.max()))
+            if self.reset is not None:
+                numbers_R, document_BT = document_BT.unique(return_inverse=True)
+                rows = numbers_R.numel()
+        room = rows * longest
+        # Padding goes to one place behind all rows.
+        home_BT = torch.where(self.real_BT, document_BT * longest + self.in_row_BT - 1, room)
+        index = torch.arange(B * T, device=self.device)
+        source = torch.full((room + 1,), -1, device=self.device).scatter(0, home_BT.flatten(), index)[:room]
+        return Documents(source.clamp(min=0).view(rows, longest), (source >= 0).view(rows, longest), home_BT)
+
+    @derived
     def reversed(self) -> Tokens:
         """The tokens read from right to left: a document then begins at its last token."""
         mask = None if self.mask is None else self.mask.flip(1)
@@ -234,6 +253,17 @@ class Tokens:
         """Which tokens each token may look at: real ones of its document, up to itself if ``causal``. Quadratic."""
         seen_BTS = (self.segment_BT[:, :, None] == self.segment_BT[:, None, :]) & self.real_BT[:, None, :]
         return seen_BTS.tril() if causal else seen_BTS
+
+    def over_documents(self, function: Callable[..., Tensor], *tensors_BT: Tensor) -> Tensor:
+        """``function(*rows_RL, real_RL)`` of the documents as rows, as (B, T, ...), 0 at padding.
+
+        For mechanisms that look at a document as a whole. Rows of one document each without padding are taken as they
+        are, with all of ``real`` True.
+        """
+        if self.plain:
+            return function(*tensors_BT, self.real_BT)
+        documents = self.documents
+        return documents.scatter(function(*(documents.gather(x) for x in tensors_BT), documents.real_RL))
 
     def zero_padding(self, y_BT: Tensor) -> Tensor:
         """``y`` with exact zeros at padding, so that a pad's output says nothing and carries no gradient."""
@@ -277,6 +307,26 @@ class Compact(NamedTuple):
 
     def scatter(self, x_BT: Tensor) -> Tensor:
         return take_tokens(x_BT, self.inverse_BT)
+
+
+class Documents(NamedTuple):
+    """Documents as rows: token l of a document stands in column l of its row, and what follows its last is padding."""
+
+    source_RL: Tensor
+    real_RL: Tensor
+    home_BT: Tensor
+
+    def gather(self, x_BT: Tensor) -> Tensor:
+        """(B, T, ...) to (R, L, ...), with zeros behind the documents."""
+        rows_RL = take_tokens(x_BT.flatten(0, 1)[None], self.source_RL.flatten()[None])[0].unflatten(
+            0, self.source_RL.shape
+        )
+        return torch.where(self.real_RL.reshape(*self.real_RL.shape, *([1] * (x_BT.dim() - 2))), rows_RL, 0.0)
+
+    def scatter(self, y_RL: Tensor) -> Tensor:
+        """(R, L, ...) back to (B, T, ...), with zeros at padding."""
+        flat = torch.cat([y_RL.flatten(0, 1), torch.zeros_like(y_RL[:1, 0])])
+        return take_tokens(flat[None], self.home_BT.flatten()[None])[0].unflatten(0, self.home_BT.shape)
 
 
 def require_tokens(where: str, tokens: Tokens | None, like_BT: Tensor, state: object | None = None) -> Tokens:

@@ -97,3 +97,24 @@ def test_every_registered_op_agrees_with_its_reference(op):
         assert wanted.abs().max() > 0
         for backend, found in outputs.items():
             assert (found - wanted).abs().max() <= tolerance * wanted.abs().max(), backend
+
+
+def test_documents_become_rows_without_padding_and_come_back():
+    x = torch.arange(1.0, 13.0).view(2, 6, 1)
+    tokens = Tokens.of(x, mask=flags("x.xxxx", ".xxx.."), reset=flags("....x.", "......"))
+    rows = tokens.documents.gather(x)[..., 0]
+    assert rows.tolist() == [[1, 3, 4], [5, 6, 0], [8, 9, 10]]
+    assert tokens.documents.real_RL.tolist() == [[True] * 3, [True, True, False], [True] * 3]
+    assert torch.equal(tokens.documents.scatter(rows), tokens.zero_padding(x)[..., 0])
+
+
+def test_documents_in_a_compiled_graph_are_those_outside():
+    def means(x, mask, reset):
+        def whole(rows, real):
+            return (rows.sum(1) / real.sum(1).clamp(min=1)[:, None])[:, None].expand_as(rows)
+
+        return Tokens.of(x, mask=mask, reset=reset).over_documents(whole, x)
+
+    x, mask, reset = torch.randn(2, 6, 3), flags("x.xxxx", ".xxx.."), flags(".x..x.", "x.....")
+    compiled = torch.compile(means, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x, mask, reset), means(x, mask, reset))
