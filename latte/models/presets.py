@@ -42,7 +42,12 @@ def preset(variant: str, size: str = "tiny", **overrides: Any) -> LatteConfig:
     """
     cls, fill = _known("variant", variant, variants())
     widths: Size = _known("size", size, SIZES)
-    settings = {"mixer": cls.name, **_fields_of(widths), **fill(widths)}
+    settings = {
+        "mixer": cls.name,
+        "bidirectional": "causal" not in cls.directions,
+        **_fields_of(widths),
+        **fill(widths),
+    }
     options = dict(settings.pop("mixer_options", {}))
     fields, known_options = (
         config_fields(),

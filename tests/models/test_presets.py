@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from latte.models import SIZES, LatteForCausalLM, preset, variants
+from latte.models import SIZES, LatteForCausalLM, LatteForSequenceClassification, preset, variants
 from latte.models.presets import published, shared_overrides
 
 #: Variants whose parameters the text determines; the recurrent ones it does not (see docs/maths.md).
@@ -14,8 +14,9 @@ DETERMINED = ("latte", "latte++", "latte-conv++", "latte-conv-swa++", "transform
 
 def parameters(variant: str, size: str) -> int:
     """Without the table of learned positions, whose length the paper's counts leave out."""
+    config = preset(variant, size)
     with torch.device("meta"):
-        model = LatteForCausalLM(preset(variant, size))
+        model = (LatteForSequenceClassification if config.bidirectional else LatteForCausalLM)(config)
     table = model.model.embed_positions
     return model.num_parameters() - (0 if table is None else table.weight.numel())
 
@@ -29,6 +30,12 @@ def test_parameters_are_within_one_percent_of_the_paper(variant):
 @pytest.mark.parametrize("variant", variants())
 def test_every_variant_builds_at_every_size(variant, size):
     assert parameters(variant, size) > 0
+
+
+def test_a_mechanism_without_a_causal_form_gives_a_bidirectional_model():
+    assert preset("efficient").bidirectional
+    assert not preset("efficient", bidirectional=False).bidirectional
+    assert not preset("s5").bidirectional
 
 
 def test_window_and_latents_follow_the_size():
