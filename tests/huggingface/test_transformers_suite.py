@@ -1,4 +1,4 @@
-"""transformers' own tests of models and generation, on ours: causal LM, classifier, masked LM, an extended Llama.
+"""transformers' own tests of models and generation, on ours and on an extended Llama, with their heads.
 
 docs/huggingface.md lists what is skipped, and why.
 """
@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from latte.extend import LatteExtendedConfig, LatteExtendedForCausalLM
+from latte.extend import (
+    LatteExtendedConfig,
+    LatteExtendedForCausalLM,
+    LatteExtendedForSequenceClassification,
+)
 from latte.models import LatteConfig, LatteForCausalLM, LatteForMaskedLM, LatteForSequenceClassification
 from tests.huggingface import transformers_suite as suite
 
@@ -53,7 +57,7 @@ class SmallModel:
 
 
 class Common:
-    """What the four have in common."""
+    """What the models have in common."""
 
     has_attentions = False  # behind a cache there are no single tokens to attend to
     test_missing_keys = True
@@ -64,7 +68,7 @@ class Common:
         """Labels for our classes, which are not among those that the suite knows by name."""
         inputs = copy.deepcopy(inputs_dict)
         if return_labels:
-            classifies = model_class is LatteForSequenceClassification
+            classifies = model_class in (LatteForSequenceClassification, LatteExtendedForSequenceClassification)
             shape = inputs["input_ids"].shape[:1] if classifies else inputs["input_ids"].shape
             inputs["labels"] = torch.zeros(shape, dtype=torch.long)
         return inputs
@@ -104,3 +108,8 @@ class ExtendedLlamaTest(Common, MIXINS["ModelTesterMixin"], MIXINS["GenerationTe
         original={"model_type": "llama", **SIZES, "num_key_value_heads": 2},
         options={"window": 4, "num_latents": 2, "feed": "rglru"},
     )
+
+
+class ExtendedClassifierTest(Common, MIXINS["ModelTesterMixin"], unittest.TestCase):
+    all_model_classes = (LatteExtendedForSequenceClassification,)
+    config = ExtendedLlamaTest.config
