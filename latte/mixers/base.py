@@ -97,7 +97,8 @@ class Mixer(Marked):
     ) -> tuple[Tensor, State | None]:
         """As :meth:`mix`, which most mixers define alone, beside what earlier layers computed of the same tokens.
 
-        ``carried`` holds tensors (B, T, ...) by name. A mixer may add one, which later layers then find there.
+        ``carried`` holds tensors (B, T, ...) by name. A mixer may add one, which later layers then find there. A
+        bidirectional mixer reads rows as a whole: it may replace one, and hand on tensors of any shape.
         """
         return self.mix(x_BTD, state, tokens)
 
