@@ -12,24 +12,17 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
+from latte.layers.diagonal import SLOW, SLOWEST, diagonal_model, zero_order_hold
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer
 from latte.mixers.registry import register
-from latte.ops import ComplexState, ConvState, causal_conv, complex_scan
-from latte.ops.complex_scan import complex_product, unit_circle
-from latte.ops.numbers import compute_dtype, wide_dtype
-from latte.ops.recompute import recomputed
+from latte.ops import ComplexState, ConvState, causal_conv
+from latte.ops.numbers import compute_dtype
 from latte.state import State, state
 from latte.tokens import Tokens
 
 #: Where the time steps start, log-uniform.
 LEAST_STEP, LARGEST_STEP = 1e-3, 1e-1
-#: Bounds the rate of decay away from 0.
-SLOWEST = 1e-4
-#: The state-space parameters learn more slowly, without weight decay.
-SLOW = Mark(decay=False, float32=True, learning_rate=0.25)
-# Tokens whose states are in memory at once: state_size numbers for every channel.
-BLOCK = 128
 
 
 @state
@@ -94,44 +87,16 @@ class H3Mixer(Mixer):
         conv = ConvState.empty(like_BTD, self.options.shift_size, D)
         return H3State(conv, ComplexState.empty(like_BTD, D * self.options.state_size // 2))
 
-    def discretised(self) -> tuple[Tensor, Tensor, Tensor]:
-        """log |a| and arg a (D, N/2), in float64; and C (a - 1) / A (D, N/2, Z), which reads the state."""
-        wide = wide_dtype(self.log_rate.device)
-        rate, frequency = SLOWEST + self.log_rate.to(wide).clamp(max=40.0).exp(), self.frequency.to(wide)
-        step_D1 = self.log_step.to(wide).clamp(max=10.0).exp()[:, None]
-        log_r, theta = -rate * step_D1, frequency * step_D1
-        change_Z = log_r.exp()[..., None] * unit_circle(theta) - theta.new_tensor([1.0, 0.0])
-        inverse_Z = torch.stack([-rate, -frequency], dim=-1) / (rate**2 + frequency**2)[..., None]
-        return log_r, theta, complex_product(complex_product(change_Z, inverse_Z), self.out_weight.to(wide))
-
     def mix(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
         dtype = compute_dtype(x_BTD)
         q, k, v = (proj(x_BTD).to(x_BTD.dtype) for proj in (self.q_proj, self.k_proj, self.v_proj))
         shifted, shift = causal_conv(k, self.shift_weight, state=state.shift, tokens=tokens)
         z_BTD = ((shifted + self.shift_skip * k) * v).to(dtype)
-        log_r, theta, read = self.discretised()
-        h_BPZ, outputs = state.diagonal.h_BPZ, []
-        for block, part in enumerate(tokens.parts(BLOCK)):
-            z = z_BTD[:, block * BLOCK : (block + 1) * BLOCK]
-            y, h_BPZ = recomputed(_scanned, z, log_r, theta, read, h_BPZ, part)
-            outputs.append(y)
-        y_BTD = (torch.cat(outputs, dim=1) + self.skip.to(dtype) * z_BTD).to(x_BTD.dtype)
+        model = zero_order_hold(self.log_rate, self.frequency, self.log_step, self.out_weight)
+        read_BTD, diagonal = diagonal_model(z_BTD, *model, state.diagonal, tokens)
+        y_BTD = (read_BTD + self.skip.to(dtype) * z_BTD).to(x_BTD.dtype)
         out_BTD = self.o_proj(q * y_BTD).to(x_BTD.dtype)
-        return tokens.zero_padding(out_BTD), H3State(shift, ComplexState(h_BPZ))
+        return tokens.zero_padding(out_BTD), H3State(shift, diagonal)
 
     def flops_per_token(self, context: int) -> int:
         return super().flops_per_token(context) + 8 * self.config.hidden_size * self.options.state_size
-
-
-def _scanned(
-    z_BTD: Tensor, log_r_DN: Tensor, theta_DN: Tensor, read_DNZ: Tensor, h_BPZ: Tensor, tokens: Tokens
-) -> tuple[Tensor, Tensor]:
-    """2 Re(C . h) (B, T, D) of a block, and h after it."""
-    D, N = log_r_DN.shape
-    b_BTP = z_BTD[..., None].expand(-1, -1, -1, N).flatten(2)
-    b_BTPZ = torch.stack([b_BTP, torch.zeros_like(b_BTP)], dim=-1)
-    state = ComplexState(h_BPZ)
-    h_BTPZ, after = complex_scan(b_BTPZ, log_r_DN.flatten(), theta_DN.flatten(), state=state, tokens=tokens)
-    # Re(c h) = Re c Re h - Im c Im h.
-    conjugate_DNZ = (read_DNZ * read_DNZ.new_tensor([2.0, -2.0])).to(h_BTPZ.dtype)
-    return torch.einsum("btdnz,dnz->btd", h_BTPZ.unflatten(2, (D, N)), conjugate_DNZ), after.h_BPZ
