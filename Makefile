@@ -1,7 +1,7 @@
 # make setup     .venv with the project and all it needs
 # make test      lint, types, documentation and tests (what .ci/run calls)
 # make docs      the documentation and the reference of the Python API as a site, in build/site; warnings are errors
-# make test-transformers    transformers' own tests of models, on ours (docs/huggingface.md)
+# make test-transformers    transformers' own tests of models, on ours (docs/huggingface.md; .ci/run calls it)
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
 # make bench     time ops, layers, models and decoding beside peers (15 minutes), write docs/results/bench
 # make mutants   seed bugs one at a time and see the tests catch each
@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types pytest test-transformers docs demo bench mutants fuzz crash clean
+.PHONY: help setup test lint types pytest fetch-transformers test-transformers docs demo bench mutants fuzz crash clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -45,12 +45,16 @@ docs: $(STAMP)
 # The tests of the installed version, from its source distribution; LATTE_TRANSFORMERS_TESTS names another copy.
 VERSION = $(shell $(BIN)/python -c 'import importlib.metadata as m; print(m.version("transformers"))')
 TRANSFORMERS = .venv/cache/transformers-$(VERSION)
+fetch-transformers: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt parameterized
+	test -d $(TRANSFORMERS)/tests || { rm -rf .venv/cache && mkdir -p .venv/cache/unpacked && \
+	  $(BIN)/pip download --quiet --no-deps --no-binary transformers --dest .venv/cache transformers==$(VERSION) && \
+	  tar -xzf $(TRANSFORMERS).tar.gz -C .venv/cache/unpacked && mv .venv/cache/unpacked/* .venv/cache/; }
+
 test-transformers: $(STAMP)
-	$(BIN)/pip install --quiet parameterized
-	test -d $(TRANSFORMERS)/tests || { mkdir -p .venv/cache && $(BIN)/pip download --quiet --no-deps --no-binary :all: \
-	  --dest .venv/cache transformers==$(VERSION) && tar -xzf $(TRANSFORMERS).tar.gz -C .venv/cache; }
+	test -n "$$LATTE_TRANSFORMERS_TESTS" || $(MAKE) fetch-transformers
 	LATTE_TRANSFORMERS_TESTS=$${LATTE_TRANSFORMERS_TESTS:-$(TRANSFORMERS)/tests} \
-	  $(BIN)/pytest -rs tests/huggingface/test_transformers_suite.py
+	  $(BIN)/pytest tests/huggingface/test_transformers_suite.py
 
 demo: $(STAMP)
 	$(BIN)/latte compare --config demo-compare

@@ -80,6 +80,8 @@ class Common:
             torch.testing.assert_close(one, other, msg=name)
 
     def setUp(self) -> None:
+        MIXINS["global_rng"].seed(0)  # the ids of the inputs
+        torch.manual_seed(0)
         self.model_tester = SmallModel(self, self.config, self.causal)  # type: ignore[arg-type]
 
 

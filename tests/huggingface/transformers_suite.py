@@ -46,6 +46,7 @@ def mixins() -> dict[str, Any]:
         "ModelTesterMixin": common.ModelTesterMixin,
         "GenerationTesterMixin": common.GenerationTesterMixin,
         "ids_tensor": common.ids_tensor,
+        "global_rng": common.global_rng,
     }
 
 
