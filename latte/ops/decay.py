@@ -24,7 +24,8 @@ from latte.ops.gated import (
     segments_before,
     to_chunks,
 )
-from latte.ops.numbers import compute_dtype, wide_dtype
+from latte.ops.nonfinite import contained
+from latte.ops.numbers import FORGET, compute_dtype, wide_dtype
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes, given
 from latte.state import State, require_state, state
@@ -60,6 +61,7 @@ def decay_attention_reference(
     return tokens.zero_padding(torch.stack(outputs, dim=1)).to(v_BTHV.dtype), DecayState(total_BHKV)
 
 
+@contained(numbers=(1, 2), logits=(3,))
 def decay_attention_chunked(
     q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, log_decay: Tensor | None, state: DecayState, tokens: Tokens
 ) -> tuple[Tensor, DecayState]:
@@ -109,7 +111,8 @@ def _prepare(
     dtype = compute_dtype(q)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if gate is not None:
-        gate = tokens.fill_padding(gate.to(dtype) if gate.dim() == 4 else gate.to(dtype)[..., None], 0.0)
+        gate = gate.to(dtype).clamp_min(FORGET)
+        gate = tokens.fill_padding(gate if gate.dim() == 4 else gate[..., None], 0.0)
     return q, tokens.fill_padding(k, 0.0), tokens.fill_padding(v, 0.0), gate
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from latte.ops import native
 from latte.ops.gated import chunk_size, from_chunks, pad_tokens, segments_before, to_chunks
-from latte.ops.numbers import compute_dtype
+from latte.ops.nonfinite import contained
+from latte.ops.numbers import FORGET, compute_dtype
 from latte.ops.recompute import recomputed
 from latte.ops.registry import Draw, Example, operation
 from latte.ops.wy import chunk_maps
@@ -69,6 +70,7 @@ def delta_attention_reference(
     return tokens.zero_padding(torch.stack(outputs, dim=1)).to(v_BTHV.dtype), DeltaState(map_BHKV)
 
 
+@contained(numbers=(1, 2, 3, 4), logits=(5,))
 def delta_attention_chunked(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -135,7 +137,7 @@ def prepare(
     dtype = compute_dtype(q)
     if gate is None:
         gate = q.new_zeros(()).expand(*q.shape[:3])
-    gate = gate if gate.dim() == 4 else gate[..., None]
+    gate = (gate if gate.dim() == 4 else gate[..., None]).clamp_min(FORGET)
     b = -k if b is None else b
     k, v, a, b, gate = (tokens.fill_padding(x.to(dtype), 0.0) for x in (k, v, a, b, gate))
     return q.to(dtype), k, v, a, b, gate

@@ -35,6 +35,7 @@ from latte.ops.gated import (
     to_chunks,
     within_channels,
 )
+from latte.ops.nonfinite import contained
 from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, exp_where, log_add, wide_dtype
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes
@@ -62,6 +63,7 @@ class LatteState(State):
         )
 
 
+@contained(numbers=(2,), logits=(1,))
 def causal_latte_reference(
     p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, tokens: Tokens
 ) -> tuple[Tensor, LatteState]:
@@ -104,6 +106,7 @@ def causal_latte_step(
     return tokens.zero_padding(y_B1HV).to(v_B1HV.dtype), LatteState(after_BHM, mean_BHMV)
 
 
+@contained(numbers=(2,), logits=(1,))
 def causal_latte_chunked(
     p_BTHM: Tensor, k_BTHM: Tensor, v_BTHV: Tensor, state: LatteState, tokens: Tokens
 ) -> tuple[Tensor, LatteState]:

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from latte.modes import values_hidden
 from latte.ops.gated import CHUNK, Outputs, seen_within
-from latte.ops.numbers import compute_dtype, exp_where, wide_dtype
+from latte.ops.nonfinite import contained
+from latte.ops.numbers import FORGET, compute_dtype, exp_where, wide_dtype
 from latte.ops.registry import Draw, Example, operation
 from latte.ops.wy import ChunkMaps, chunk_maps
 from latte.shapes import Axes
@@ -113,6 +114,7 @@ class Chunk(NamedTuple):
     segment_in_B: Tensor
 
 
+@contained(numbers=(1, 2, 5), logits=(3,))
 def log_linear_attention_chunked(
     q_BTHK: Tensor,
     k_BTHK: Tensor,
@@ -155,6 +157,7 @@ def log_linear_attention_chunked(
 
 def _read_chunk(x: Chunk, blocks: dict[int, Tensor], occupied: Occupied) -> tuple[Tensor, dict[int, Tensor]]:
     """Outputs (B, H, C, V) of one chunk, and the blocks after it."""
+    x = x._replace(gate_BHC=x.gate_BHC.clamp_min(FORGET))
     seen_BCC = seen_within(x.segment_BC)
     # The cumulative decay, in float64 and within each document alone, as in decay_attention.
     wide = x.gate_BHC.to(wide_dtype(x.gate_BHC.device))

@@ -10,6 +10,9 @@ from torch import Tensor
 #: The log of an empty sum, and the logit of what is not seen. Finite: e to it is 0, and differences are numbers.
 EMPTY = -1e30
 
+#: The least log-decay that forms work with: e to it is 0 in every dtype, and sums and differences of it are numbers.
+FORGET = -1e4
+
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype recurrences run in: the input's, but never below float32."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latte.modes import transformed, values_hidden
+from latte.ops.nonfinite import none_of, nonfinite_tokens, seen_since, spoiled, without
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes, require_divides
 from latte.state import State, require_state, state
@@ -55,8 +56,11 @@ def softmax_attention_reference(
     q, k, v = _heads_first(q_BTHK, after)
     logits_BHTS = (q @ k.transpose(-1, -2)) * scale
     seen_BTS = _seen(state, tokens, causal)
-    y_BHTV = logits_BHTS.masked_fill(~seen_BTS[:, None], float("-inf")).softmax(dim=-1) @ v
-    return tokens.zero_padding(y_BHTV.transpose(1, 2)), after if causal else None
+    weights_BHTS = logits_BHTS.masked_fill(~seen_BTS[:, None], float("-inf")).softmax(dim=-1)
+    flags_BS = nonfinite_tokens(after.values_BSGV)
+    y_BTHV = (weights_BHTS @ without(flags_BS[:, None], v)).transpose(1, 2)
+    y_BTHV = spoiled((seen_BTS & flags_BS[:, None]).any(dim=2), y_BTHV)
+    return tokens.zero_padding(y_BTHV), after if causal else None
 
 
 def softmax_attention_fused(
@@ -69,20 +73,32 @@ def softmax_attention_fused(
     tokens: Tokens,
 ) -> tuple[Tensor, AttentionState | None]:
     """Torch's fused attention, on its path without a mask wherever no mask is needed. Quadratic."""
-    after = _extended(k_BTGK, v_BTGV, state, tokens)
+    after = read = _extended(k_BTGK, v_BTGV, state, tokens)
     past = state.keys_BSGK.shape[1]
+    flags_BS = nonfinite_tokens(after.keys_BSGK, after.values_BSGV)
+    finite = none_of(flags_BS)
+    if not finite:
+        read = AttentionState(without(flags_BS, after.keys_BSGK), without(flags_BS, after.values_BSGV), after.live_BS)
     if tokens.mask is None and past == 0 and (spans := _documents(tokens)) is not None:
         parts = []
         for row, start, stop in spans:
             here = (slice(None) if row is None else slice(row, row + 1), slice(start, stop))
-            q, k, v = _heads_first(q_BTHK[here], AttentionState(k_BTGK[here], v_BTGV[here], after.live_BS))
+            part = AttentionState(read.keys_BSGK[here], read.values_BSGV[here], read.live_BS)
+            q, k, v = _heads_first(q_BTHK[here], part)
             parts.append(_attend(q, k, v, is_causal=causal, scale=scale))
         whole = len(parts) == 1
         y_BTHV = parts[0] if whole else torch.cat(parts, dim=1).unflatten(1, (tokens.batch, -1))[0]
+        if not finite:
+            seen_BT = seen_since(flags_BS, tokens)
+            if not causal:
+                seen_BT = seen_BT | seen_since(flags_BS.flip(1), tokens.reversed).flip(1)
+            y_BTHV = spoiled(seen_BT, y_BTHV)
     else:
-        q, k, v = _heads_first(q_BTHK, after)
+        q, k, v = _heads_first(q_BTHK, read)
         seen_BTS = _seen(state, tokens, causal)
         y_BTHV = _attend(q, k, v, attn_mask=seen_BTS[:, None], scale=scale)
+        if not finite:
+            y_BTHV = spoiled((seen_BTS & flags_BS[:, None]).any(dim=2), y_BTHV)
     return tokens.zero_padding(y_BTHV), after if causal else None
 
 

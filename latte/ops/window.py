@@ -19,6 +19,7 @@ from torch import Tensor
 
 from latte.ops import native
 from latte.ops.gated import pad_tokens
+from latte.ops.nonfinite import none_of, nonfinite_tokens, spoiled, without
 from latte.ops.numbers import EMPTY, bounded_exp, compute_dtype, log_add
 from latte.ops.registry import Draw, Example, operation
 from latte.shapes import Axes, require_divides
@@ -99,7 +100,9 @@ def window_attention_reference(
     sink_logits_BHTS = torch.einsum("bthk,bshk->bhts", sink_query_BTHK.to(dtype), k_BSHK)
     logits_BHTS = _cap(torch.where(sunk_BTS[:, None], sink_logits_BHTS, logits_BHTS), reach)
     logits_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, EMPTY)
-    y_BTHV = torch.einsum("bhts,bshv->bthv", logits_BHTS.softmax(dim=-1), v_BSHV)
+    flags_BS = nonfinite_tokens(v_BSHV)
+    y_BTHV = torch.einsum("bhts,bshv->bthv", logits_BHTS.softmax(dim=-1), without(flags_BS, v_BSHV))
+    y_BTHV = spoiled((seen_BTS & flags_BS[:, None]).any(dim=2), y_BTHV)
     after = None if reach.right else window_state(k_BTGK, v_BTGV, state, tokens)
     return tokens.zero_padding(y_BTHV).to(v_BTGV.dtype), logits_BHTS.logsumexp(dim=-1).transpose(1, 2), after
 
@@ -267,6 +270,10 @@ def _banded(
     device = q_BTHK.device
     offset = torch.arange(span, device=device) - torch.arange(size, device=device)[:, None]
     band_CS = (offset >= 0) & (offset <= left + right)
+    flags_BS = nonfinite_tokens(v_BSGV)
+    finite = none_of(flags_BS)
+    if not finite:
+        v_BSGV = without(flags_BS, v_BSGV)
     outputs, norms = [], []
     for start in range(0, T, BLOCK):
         tokens = min(BLOCK, T - start)
@@ -283,13 +290,16 @@ def _banded(
         logits = _cap(q @ k, reach).unflatten(3, (-1, size))
         seen = seen[:, :, None, None]  # (B, N, G, H/G, C, span)
         top = torch.where(seen, logits.detach(), EMPTY).amax(dim=-1, keepdim=True)
-        weights = bounded_exp(logits - top) * seen
+        weights = torch.where(seen, bounded_exp(logits - top), 0.0)
         total = weights.sum(dim=-1, keepdim=True)
-        some = total > 0
+        some = total != 0  # NaN is not nothing
         norm = torch.where(some, top + torch.where(some, total, 1.0).log(), EMPTY)
         weights = weights / torch.where(some, total, 1.0)
         y = weights.flatten(3, 4) @ v.transpose(-1, -2)
         y = y.unflatten(3, (-1, size)).permute(0, 1, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)
+        if not finite:
+            flags = F.pad(flags_BS[:, band], (0, behind)).unfold(1, span, size)
+            y = spoiled((seen[:, :, 0, 0] & flags[:, :, None]).any(dim=-1).flatten(1, 2), y)
         outputs.append(y[:, :tokens])
         norms.append(norm[..., 0].permute(0, 1, 4, 2, 3).flatten(1, 2).flatten(2, 3)[:, :tokens])
     return torch.cat(outputs, dim=1), torch.cat(norms, dim=1)
@@ -331,7 +341,9 @@ def _add_sinks(
     logits = torch.where(behind_BTN[:, :, None], logits, EMPTY)
     total_BTH = log_add(log_norm_BTH, logits.logsumexp(dim=-1))
     weights = (logits - total_BTH[..., None]).exp().unflatten(2, (G, -1))
-    sunk = torch.einsum(mix, weights, values).flatten(2, 3)
+    flags = nonfinite_tokens(values.reshape(-1, n, *values.shape[-2:])).reshape(values.shape[:-2])
+    sunk = torch.einsum(mix, weights, without(flags, values)).flatten(2, 3)
+    sunk = spoiled((behind_BTN & flags.reshape(len(flags), -1, n)).any(dim=-1), sunk)
     return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk, total_BTH
 
 

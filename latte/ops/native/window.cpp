@@ -41,6 +41,8 @@ LATTE_INLINE T softmax_row(T* row, int64_t n, const Int<T>* ids, int64_t id, T c
         total += x[0];
     }
     const T sum = sum_lanes<T>(total);
+    // A comparison takes NaN for no key.
+    if (sum != sum && id >= 0) return *lse = sum;
     *lse = empty ? T(kEmpty) : largest + natural_log(sum);
     return empty ? T(0) : T(1) / sum;
 }
@@ -195,9 +197,40 @@ void softmax_block(const WindowForward& w, const Span& s, const Block& block, co
                        p + (lo - block.lo[0]) * Q + first, sum + first, top + first);
     }
     for (int64_t r = 0; r < block.rows; ++r) {
-        const bool empty = !(top[r] > T(kEmpty / 2));
+        const bool empty = !(top[r] > T(kEmpty / 2)) && sum[r] == sum[r];  // NaN is not nothing
         lse[r * w.H] = empty ? T(kEmpty) : top[r] + natural_log(sum[r]);
         inverse[r] = empty ? T(0) : T(1) / sum[r];
+    }
+}
+
+// Whether n numbers are finite.
+template <class T>
+LATTE_INLINE bool all_finite(const T* x, int64_t n) {
+    Vec<T> zero{};
+    int64_t c = 0;
+    for (; c + kWidth<T> <= n; c += kWidth<T>) zero += load(x + c) * T(0);
+    if (c < n) zero += load_some(x + c, n - c, T(0)) * T(0);
+    return sum_lanes<T>(zero) == 0;
+}
+
+// Outputs of the queries [r, r + n) of a block, each from the keys that it may see and no others.
+template <class T>
+void own_outputs(const WindowForward& w, const Span& s, const Block& block, int64_t h, int64_t r, int64_t n, const T* p,
+                 const T* values, const T* inverse, T* scratch) {
+    constexpr int64_t N = kTileCols<T>, Q = kQueries<T>;
+    const int64_t Vp = round_up(w.V, N);
+    for (int64_t j = r; j < r + n; ++j) {
+        int64_t lo, hi;
+        seen_by(w, s, block.i + j, 1, lo, hi);
+        for (int64_t c = 0; c < Vp; c += N)
+            product<T, false, 1>(p + (lo - block.lo[0]) * Q + j, 1, Q, values + c * s.m + lo * N, N, hi - lo, scratch + c, Vp,
+                                 inverse + j);
+        T* y = at<T>(w.y, s.b, block.i + j, h);
+        if (inverse[j] != 0) {
+            memcpy(y, scratch, size_t(w.V) * sizeof(T));
+        } else {
+            memset(y, 0, size_t(w.V) * sizeof(T));
+        }
     }
 }
 
@@ -218,6 +251,14 @@ LATTE_INLINE void block_outputs(const WindowForward& w, const Span& s, const Blo
         for (int64_t c = 0; c < Vp; c += N)
             product<T, false, kOutputs<T>>(p + (lo - block.lo[0]) * Q + r, 1, Q, values + c * s.m + lo * N, N, hi - lo, to + c, stride,
                                         inverse + r);
+        // Queries of a tile meet all its keys. A value that is not finite must not reach those before it, even times 0: then
+        // each query is computed again with its own keys, in the same order.
+        bool finite = true;
+        for (int64_t j = 0; j < n; ++j) finite = finite && all_finite(to + j * stride, w.V);
+        if (!finite) {
+            own_outputs(w, s, block, h, r, n, p, values, inverse, scratch);
+            continue;
+        }
         for (int64_t j = 0; !whole && j < n; ++j) {
             T* y = at<T>(w.y, s.b, block.i + r + j, h);
             if (inverse[r + j] != 0) {
