@@ -43,7 +43,7 @@ def test_it_is_a_convolution_with_a_gate(bidirectional):
 
 def test_starting_frequencies_are_the_papers():
     assert_close(start_frequencies(4, "lin"), torch.tensor([0.0, math.pi], dtype=torch.float64))
-    assert_close(start_frequencies(4, "inv"), torch.tensor([12.0, 4 / 3]).double() / math.pi)
+    assert_close(start_frequencies(4, "inv"), torch.tensor([12.0, 4 / 3], dtype=torch.float64) / math.pi)
     assert start_frequencies(8, "legs").unique().numel() == 4
     for start in ("lin", "inv", "legs"):
         module = mixer(moved=0.0, start=start)
