@@ -26,6 +26,8 @@ SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "registry": ((1024, 4096), 10.0),
     "mechanisms": ((4096,), 60.0),
 }
+#: Not part of ``all``: its figures stand in the gallery of mechanisms, not beside the targets.
+ALONE = ("mechanisms",)
 QUICK_LENGTHS = {
     "ops": (512, 2048),
     "layers": (512, 1024),
@@ -104,7 +106,7 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
 
 def _chosen(suite: str) -> list[str]:
     if suite == "all":
-        return list(SUITES)
+        return [name for name in SUITES if name not in ALONE]
     if suite not in SUITES:
         known = [*SUITES, "all"]
         close = difflib.get_close_matches(suite, known, n=1)

@@ -58,8 +58,8 @@ class BenchRecipe:
     """What to time."""
 
     suite: str = "all"
-    """ops, layers, models, decode, memory, allocator, registry, mechanisms or all; or by themselves batching (many
-    requests in one batch) and speculation (guesses of a draft)."""
+    """ops, layers, models, decode, memory, allocator, registry or all of these; or by themselves mechanisms (training
+    speed of each), batching (many requests in one batch) and speculation (guesses of a draft)."""
     model: str = ""
     """batching and speculation: a model's folder or name; a pretrained one is extended first."""
     draft: str = ""
