@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.modes import readable
 from latte.shapes import given
 
 
@@ -53,7 +54,7 @@ def _by_position(place_BT: Tensor, mask: Tensor | None, start_B: Tensor | None) 
     if mask is not None:
         starts_BT = starts_BT & mask
     wrong_BT = starts_BT & (place_BT != 0)
-    if not torch.compiler.is_compiling() and bool(wrong_BT.any()):
+    if readable(wrong_BT) and bool(wrong_BT.any()):
         row, column = wrong_BT.nonzero()[0].tolist()
         raise ValueError(
             f"position_ids is {int(place_BT[row, column])} in row {row}, column {column}, expected "
@@ -66,7 +67,7 @@ def _by_length(name: str, ends_N: Tensor, like_BT: Tensor) -> Tensor:
     B, T = like_BT.shape[:2]
     if ends_N.dim() != 1 or ends_N.is_floating_point():
         raise ValueError(f"{name} is {ends_N.dtype} of shape {given(ends_N)}, expected integers of 1 axis")
-    if not torch.compiler.is_compiling():
+    if readable(ends_N):
         rising = bool((ends_N.diff() >= 0).all())
         if ends_N.numel() < 2 or int(ends_N[0]) != 0 or int(ends_N[-1]) != B * T or not rising:
             raise ValueError(f"{name} is {ends_N.tolist()}, expected rising numbers from 0 to the {B * T} tokens given")
@@ -100,13 +101,13 @@ def _agreed(found: dict[str, Tensor], like_BT: Tensor, mask: Tensor | None) -> T
         if starts_BT is None:
             first, starts_BT = name, flags_BT
             continue
-        if not torch.compiler.is_compiling():
+        if readable(flags_BT):
             apart_BT = (starts_BT != flags_BT) & inner_BT
             if bool(apart_BT.any()):
                 row, column = apart_BT.nonzero()[0].tolist()
                 raise ValueError(f"{first} and {name} disagree whether a document begins in row {row}, column {column}")
         starts_BT = starts_BT | flags_BT
-    if starts_BT is None or torch.compiler.is_compiling() or bool(starts_BT.any()):
+    if starts_BT is None or not readable(starts_BT) or bool(starts_BT.any()):
         return starts_BT
     return None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from latte.mixers.options import did_you_mean
+from latte.modes import readable
 
 #: Facts about packed rows, read by latte.models.documents; the longest document follows from the others.
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
@@ -32,7 +33,7 @@ def check_keywords(model: nn.Module, keywords: dict[str, Any], given_BT: Tensor,
                 f"{type(model).__name__} has no argument {name!r}{did_you_mean(name, known)}, "
                 f"expected one of {', '.join(own)}"
             )
-        if value is not None and not torch.compiler.is_compiling():
+        if value is not None and (readable(value) if isinstance(value, Tensor) else not torch.compiler.is_compiling()):
             _check_redundant(model, name, value, given_BT, read)
 
 

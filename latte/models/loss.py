@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from latte.layers.hooks import watched
 from latte.layers.linear import Linear, TokenLinear
-from latte.modes import transformed, values_hidden
+from latte.modes import readable, transformed, values_hidden
 from latte.tokens import Tokens
 
 IGNORE = -100
@@ -113,13 +113,15 @@ def summed_loss(head: nn.Module, hidden_ND: Tensor, labels_N: Tensor, finish: Fi
     """Sum of -log softmax(finish(head(hidden)))[label] over tokens whose label is not -100.
 
     A head that is nothing but a product with its weight is read block by block; any other (an adapter, a hook, a
-    parametrisation, a bias) is called, on all tokens that have a label.
+    parametrisation, a bias) is called, on all tokens that have a label, or on all where labels can't be read.
     """
     if is_product(head):
         return linear_cross_entropy(hidden_ND, cast(Tensor, head.weight), labels_N, finish)
-    kept = (labels_N != IGNORE).nonzero()[:, 0]
-    logits = head(hidden_ND[kept])
-    return logits_loss(logits if finish is None else finish(logits), labels_N[kept])
+    if readable(labels_N):
+        kept = (labels_N != IGNORE).nonzero()[:, 0]
+        hidden_ND, labels_N = hidden_ND[kept], labels_N[kept]
+    logits = head(hidden_ND)
+    return logits_loss(logits if finish is None else finish(logits), labels_N)
 
 
 def logits_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

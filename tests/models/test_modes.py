@@ -101,3 +101,29 @@ def test_a_cache_read_in_inference_mode_goes_on_with_gradients():
     logits = model(IDS[:, 7:], past_key_values=cache).logits
     logits.sum().backward()
     assert_close(logits.detach(), model(IDS).logits[:, 7:].detach())
+
+
+def test_a_hooked_head_and_documents_in_functions_that_are_transformed_or_have_no_numbers():
+    """Labels, positions and redundant arguments are not looked at where a sample or the meta device hides them."""
+    model = tiny_model("latte").double()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: 2 * output)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    labels, places = IDS.clone(), torch.tensor([[*range(5), *range(7)], [*range(12)]])
+    labels[0, 3:6] = -100
+
+    def loss(parameters, ids, labels, places):
+        given = {"labels": labels[None], "position_ids": places[None], "token_type_ids": torch.zeros_like(ids[None])}
+        return functional_call(model, parameters, (ids[None],), given).loss
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*performance drop.*")
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, IDS, labels, places)
+    for row in range(2):
+        model.zero_grad()
+        loss(dict(model.named_parameters()), IDS[row], labels[row], places[row]).backward()
+        for name, parameter in model.named_parameters():
+            assert_close(gradients[name][row], parameter.grad, 1e-8, name)
+
+    model, ids = model.to("meta"), IDS.to("meta")
+    output = model(ids, labels=ids, position_ids=places.to("meta"), token_type_ids=torch.zeros_like(ids))
+    assert output.loss.device.type == "meta"
