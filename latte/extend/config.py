@@ -12,7 +12,7 @@ from latte.mixers.options import parse_options
 from latte.models.config import NO_LIMIT
 
 #: Fields of the pretrained configuration that transformers looks for on the outside.
-SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
+SHARED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -38,6 +38,7 @@ class LatteExtendedConfig(PreTrainedConfig):
     vocab_size: int = 0
     hidden_size: int = 0
     num_hidden_layers: int = 0
+    num_attention_heads: int = 0
     tie_word_embeddings: bool = True
     use_cache: bool = True
     return_logits: bool | None = None
