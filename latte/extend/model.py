@@ -174,6 +174,9 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
         if self.mixers[0].pretrained._rotary is None:
             module = self.base.model.rotary_emb
+            if module.inv_freq.is_meta:  # no numbers: those of the configuration
+                with torch.device("cpu"):
+                    module = type(module)(self.base.config)
             frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
             rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
             for mixer in self.mixers:
@@ -206,4 +209,5 @@ def convert(original: Any, options: dict[str, Any]) -> LatteExtendedForCausalLM:
     config = LatteExtendedConfig(original=fields, options=options)
     model = LatteExtendedForCausalLM(config, original)
     model.generation_config = original.generation_config
+    model._set_rotary()  # here, since a compiled call can't read numbers
     return model.train(original.training)
