@@ -98,6 +98,30 @@ def test_hidden_states_of_generation_are_given(kind):
     assert {states[-1].shape[1] for states in found.hidden_states[1:]} == {1}
 
 
+STRATEGIES = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9},
+    "beams": {"num_beams": 3, "length_penalty": 0.5},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
+    "several texts": {"do_sample": True, "num_return_sequences": 3},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "guidance": {"guidance_scale": 1.5},
+}
+
+
+@each_kind
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@torch.no_grad()
+def test_a_strategy_writes_the_same_text_without_a_cache(kind, strategy):
+    model, ids = language_model(kind), token_ids(2, 9, vocabulary=61)
+    texts = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        texts.append(model.generate(ids, **{**GREEDY, **STRATEGIES[strategy]}, use_cache=use_cache))
+    assert texts[0].shape == (2 * STRATEGIES[strategy].get("num_return_sequences", 1), 9 + 12)
+    assert torch.equal(*texts)
+
+
 def test_caches_of_another_kind_are_refused():
     model, ids = tiny_model("latte++"), token_ids(1, 5)
     with pytest.raises(ValueError, match="cache_implementation is 'static', expected None"):
