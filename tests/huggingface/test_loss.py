@@ -112,8 +112,9 @@ def test_pads_among_the_labels_do_not_lower_the_loss_that_trainer_sees(kind, tmp
     torch.testing.assert_close(found, cross_entropy(logits, targets))
 
 
-def test_trainer_evaluates_with_compute_metrics(tmp_path):
-    model, batch = language_model("own"), padded_batch()
+@each_kind
+def test_trainer_evaluates_with_compute_metrics(kind, tmp_path):
+    model, batch = language_model(kind), padded_batch()
     rows = [{name: value[row] for name, value in batch.items()} for row in range(2)]
     seen = []
     trainer = Trainer(
@@ -123,4 +124,4 @@ def test_trainer_evaluates_with_compute_metrics(tmp_path):
         compute_metrics=lambda result: seen.append(result.predictions.shape) or {"seen": 1.0},
     )
     assert trainer.evaluate()["eval_seen"] == 1
-    assert seen == [(2, 12, 97)]
+    assert seen == [(2, 12, model.config.vocab_size)]
