@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, repeat_heads, split_heads
+from latte.mixers.base import Preset
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
 from latte.ops import bidirectional_latte
@@ -37,6 +39,9 @@ class EfficientMixer(HeadMixer):
         {"bidirectional": True},
         {"key_width": 3, "num_key_value_heads": 1, "bidirectional": True},
     )
+    presets: ClassVar[Mapping[str, Preset] | None] = {
+        "efficient": lambda size: {"position_embedding": "learned"},
+    }
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 
 from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, repeat_heads, split_heads
+from latte.mixers.base import Preset
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
 from latte.ops.numbers import compute_dtype
@@ -42,6 +44,9 @@ class LinformerMixer(HeadMixer):
         {"length": 73, "slots": 2, "share_heads": False, "num_key_value_heads": 1, "bidirectional": True},
         {"length": 80, "slots": 5, "share_values": True, "bidirectional": True},
     )
+    presets: ClassVar[Mapping[str, Preset] | None] = {
+        "linformer": lambda size: {"position_embedding": "learned"},
+    }
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)

@@ -38,6 +38,11 @@ def test_a_mechanism_without_a_causal_form_gives_a_bidirectional_model():
     assert not preset("s5").bidirectional
 
 
+@pytest.mark.parametrize("variant", ["efficient", "linformer", "lotformer"])
+def test_a_mechanism_that_knows_no_places_of_queries_has_learned_ones(variant):
+    assert preset(variant).position_embedding == "learned"
+
+
 def test_window_and_latents_follow_the_size():
     options = preset("latte-r-swa++", "paper-150m").mixer_options
     assert options == {"feed": "rglru", "window": 128, "num_latents": 128}
