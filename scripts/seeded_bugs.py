@@ -271,8 +271,8 @@ MUTANTS = [
     Mutant(
         "padding fades the state",
         DECAY_PY,
-        "tokens.fill_padding(gate.to(dtype) if gate.dim() == 4 else gate.to(dtype)[..., None], 0.0)",
-        "gate.to(dtype) if gate.dim() == 4 else gate.to(dtype)[..., None]",
+        "tokens.fill_padding(gate if gate.dim() == 4 else gate[..., None], 0.0)",
+        "gate if gate.dim() == 4 else gate[..., None]",
         DECAY,
     ),
     Mutant(

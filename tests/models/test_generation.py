@@ -50,8 +50,20 @@ def test_sampling_is_decided_by_the_seed():
     assert texts[0] == texts[1] != texts[2]
 
 
-#: Learned positions end, the Transformer's state grows with every token, and a hierarchy's with the logarithm.
-OF_ONE_SIZE = [n for n in VARIANTS if n not in ("latte", "latte++", "transformer++", "log-linear-mamba2")]
+def of_one_size(variant: str) -> bool:
+    """Whether a model reads on for ever in a state of one size: learned positions end, and some states grow."""
+    model = tiny_model(variant).model
+    mixers = [mixer for block in model.layers for mixer in block.mixers]
+    return model.embed_positions is None and all(mixer.growth == "constant" for mixer in mixers)
+
+
+OF_ONE_SIZE = [variant for variant in VARIANTS if of_one_size(variant)]
+
+
+def test_models_with_learned_positions_or_growing_states_are_known():
+    grow = set(VARIANTS) - set(OF_ONE_SIZE)
+    assert {"latte", "latte++", "transformer++", "log-linear-mamba2", "mega"} <= grow
+    assert {"latte-r-swa++", "gla", "mamba", "deltanet", "mega-chunk"} <= set(OF_ONE_SIZE)
 
 
 @pytest.mark.parametrize("variant", OF_ONE_SIZE)
@@ -110,5 +122,7 @@ def test_unread_cache_and_foreign_files_are_refused(tmp_path):
     layer.save(tmp_path / "layer")
     with pytest.raises(ValueError, match="holds a LatteMixerState, expected a ModelState"):
         LatteCache.load(tmp_path / "layer")
-    with pytest.raises(ValueError, match="rollback"):
+    with pytest.raises(ValueError, match="crop takes back 3 tokens, expected a negative number"):
         LatteCache().crop(3)
+    with pytest.raises(ValueError, match="rollback"):
+        LatteCache().crop(-3)

@@ -134,7 +134,7 @@ def test_packaged_recipes_are_valid(capsys):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"eval_contexts": [0]}, "eval_contexts has 0, expected lengths of at least 1"),
+        ({"eval_contexts": [0]}, r"eval_contexts is \[0\], expected at least 1"),
         ({"eval_tokens": 1}, "eval_tokens is 1, expected at least 2"),
         ({"decode_context": 0}, "decode_context is 0, expected at least 2"),
         ({"sample_tokens": -1}, "sample_tokens is -1, expected at least 0"),
