@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,9 +43,6 @@ class Terminal:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
         command = [sys.executable, "-m", "latte_cli", *map(str, arguments)]
-        CONTROLLED = (
-            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", CONTROLLED, *command],
             stdin=slave,
@@ -72,6 +70,15 @@ class Terminal:
     def type(self, text):
         os.write(self.master, text.encode())
 
+    def waits(self):
+        """Wait until the process sleeps: Python's input does not see a signal between its prompt and its wait."""
+        deadline, asleep = time.monotonic() + DEADLINE, 0
+        while asleep < 3:
+            assert time.monotonic() < deadline, "the process does not wait for input"
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.02)
+
     def close(self):
         self.process.kill()
         self.process.wait()
@@ -96,6 +103,7 @@ def test_a_conversation_on_a_terminal(folder, tmp_path, terminal):
     assert chat.process.poll() is None
     chat.type("\x03")
     assert re.fullmatch(r"[A-Za-z]*(\^C)?[A-Za-z]*\r\n> ", chat.until(r"\n> $"))
+    chat.waits()
     chat.type("\x03")  # at the prompt: another prompt
     chat.until(r"\n> $")
     chat.type(f"/save {tmp_path / 'state'}\n")
