@@ -20,6 +20,8 @@ SCRATCH = ".part-"  # prefix of files being written; a leftover of a killed proc
 
 #: A repository on the Hugging Face hub: ``name`` or ``owner/name``.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+#: How ``surrogateescape`` represents a byte that is not text.
+UNDECODABLE = re.compile("[\udc80-\udcff]")
 RUNS = "runs/"  # where recipes put runs by default
 
 
@@ -31,6 +33,11 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_surrogates(text: str) -> tuple[str, int]:
+    """A text decoded with ``surrogateescape``, its undecodable bytes as U+FFFD, and how many there are."""
+    return UNDECODABLE.subn("\ufffd", text)
 
 
 def digest_json(value: Any) -> str:

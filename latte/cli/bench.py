@@ -10,7 +10,7 @@ from rich.console import Console
 
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.recipe import BenchRecipe
+from latte.recipe import SERVING_SUITES, BenchRecipe
 
 NEEDS = "latte.bench"
 DESCRIPTION = """Time ops, layers, models and decoding against peers on this CPU, in turns, and write the figures, plots
@@ -26,7 +26,7 @@ def run(recipe: BenchRecipe) -> Outcome:
     from latte.bench import run as measure
 
     say = partial(Console().print, highlight=False, markup=False)
-    if recipe.suite in ("batching", "speculation"):
+    if recipe.suite in SERVING_SUITES:
         from latte.bench.serving import run as measure_serving
 
         measure_serving(recipe.suite, recipe.model, recipe.draft, recipe.quick, Path(recipe.out), say)

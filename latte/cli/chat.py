@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.cli.texts import open_text, reading_bar, show
+from latte.cli.texts import note_undecodable, open_text, reading_bar, show
 from latte.errors import UserError, reason
 from latte.recipe import ChatRecipe
 
@@ -153,7 +153,7 @@ class Chat:
         before = self.conversation.mark()
         with open_text(name) as (file, size), reading_bar(size) as on_bytes:
             try:
-                self.conversation.read_document(text_blocks(file, on_bytes))
+                self.conversation.read_document(text_blocks(file, on_bytes, partial(note_undecodable, name)))
             except (ValueError, KeyboardInterrupt) as error:
                 self.conversation.rollback(before)
                 if isinstance(error, ValueError) or not self.interactive:

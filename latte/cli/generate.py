@@ -14,7 +14,7 @@ from typing import IO
 
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.cli.texts import open_text, reading_bar, show
+from latte.cli.texts import note_undecodable, open_text, reading_bar, show
 from latte.recipe import GenerateRecipe
 
 NEEDS = "latte.eval.run"
@@ -42,7 +42,8 @@ def run(recipe: GenerateRecipe) -> Outcome:
             reader.load(Path(recipe.load_state))
         if file is not None or recipe.load_state is None:
             with reading_bar(size) as on_bytes:
-                reader.read_blocks(text_blocks(file or io.BytesIO(), on_bytes))
+                note = partial(note_undecodable, recipe.prompt_file or "the prompt")
+                reader.read_blocks(text_blocks(file or io.BytesIO(), on_bytes, note))
     if recipe.save_state is not None:
         reader.save(Path(recipe.save_state))
     read, pieces = reader.count, []

@@ -63,7 +63,7 @@ def _main(arguments: list[str], load: Callable[[str], object]) -> int:
 
     def read() -> Callable[[], Outcome | int]:
         command = importlib.import_module(f"latte.cli.{name}")
-        run = command.read([argument for argument in arguments[1:] if argument != "--json"])
+        run = command.read(arguments[1:])
         load(command.NEEDS)
         return run
 

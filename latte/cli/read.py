@@ -8,7 +8,7 @@ from pathlib import Path
 
 from latte.cli.outcome import Outcome
 from latte.cli.settings import parse
-from latte.cli.texts import open_text, reading_bar
+from latte.cli.texts import note_undecodable, open_text, reading_bar
 from latte.recipe import ReadRecipe
 
 NEEDS = "latte.eval.chat"
@@ -33,7 +33,7 @@ def run(recipe: ReadRecipe) -> Outcome:
         model, tokenizer = load_any(recipe.model)
         conversation = Conversation(Reader(model, tokenizer, recipe.chunk), recipe.system)
         with reading_bar(size) as on_bytes:
-            conversation.read_document(text_blocks(file, on_bytes))
+            conversation.read_document(text_blocks(file, on_bytes, partial(note_undecodable, recipe.file)))
     conversation.save(out)
     written = sum(path.stat().st_size for path in out.iterdir())
     print(f"{out}: {conversation.reader.count:,} tokens read, {written / 1024:,.0f} KiB")

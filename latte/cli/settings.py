@@ -13,6 +13,7 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from latte.cli.recipes import recipe_names, recipe_path, strings
 from latte.cli.words import Words, setting_types, split
 from latte.errors import UserError
+from latte.files import without_surrogates
 from latte.hub import require_findable
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def parse(
 
         print(to_yaml(recipe), end="")
         raise SystemExit(0)
-    if not arguments and example is not None:
+    if not (words.given - {"json"} or words.alone) and example is not None:
         raise UserError(f"nothing was given, expected a recipe or settings, for example: {example}")
     if positional is not None and not getattr(recipe, positional):
         raise UserError(f"{positional} is empty, expected a name")
@@ -135,14 +136,18 @@ def _sentence(message: str, parser: ArgumentParser) -> str:
 
 
 def text_or_file(text: str | None, file: str | None) -> str | None:
-    """A text that was given itself or by the name of its file.
+    """A text that was given itself or by the name of its file; a note on standard error counts undecodable bytes.
 
     Raises:
         UserError: the file can't be read.
     """
+    from latte.cli.texts import note_undecodable
+
     if file is None:
         return text
     try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
+        found, bad = without_surrogates(Path(file).read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}") from error
+    note_undecodable(file, bad)
+    return found

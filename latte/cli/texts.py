@@ -38,6 +38,14 @@ def open_text(name: str) -> Iterator[tuple[IO[bytes], int | None]]:
         yield file, path.stat().st_size
 
 
+def note_undecodable(name: str, count: int) -> None:
+    """Say on standard error that a text has bytes which are not UTF-8, if it has some."""
+    if count:
+        bytes_are = "bytes are" if count > 1 else "byte is"
+        where = "standard input" if name == "-" else name
+        print(f"{count:,} {bytes_are} not UTF-8 in {where}, and read as U+FFFD", file=sys.stderr)
+
+
 @contextmanager
 def reading_bar(size: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal for texts of more than a moment; call what it gives with the number of bytes read."""

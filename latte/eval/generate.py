@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from latte.data.tokenizer import cut_point
 from latte.errors import UserError
 from latte.eval.caches import load_cache, save_cache, snapshot
-from latte.files import MANIFEST, Damaged, verify_folder, whole_folder
+from latte.files import MANIFEST, Damaged, verify_folder, whole_folder, without_surrogates
 from latte.generation.sampling import Sampling, choose
 from latte.models import LatteCache
 from latte.recipe import WriteRecipe
@@ -250,13 +250,26 @@ def check_free(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not a saved state: give another name")
 
 
-def text_blocks(file: IO[bytes], on_bytes: Callable[[int], None] = lambda count: None) -> Iterator[str]:
-    """A file's text in blocks of bounded size."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+def text_blocks(
+    file: IO[bytes],
+    on_bytes: Callable[[int], None] = lambda count: None,
+    on_undecodable: Callable[[int], None] = lambda count: None,
+) -> Iterator[str]:
+    """A file's text in blocks of bounded size.
+
+    Args:
+        on_bytes: called with the size of every block.
+        on_undecodable: called once in the end, with the number of bytes that are not UTF-8 and read as U+FFFD.
+    """
+    decoder, bad = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape"), 0
     while block := file.read(BLOCK):
-        yield decoder.decode(block)
+        text, count = without_surrogates(decoder.decode(block))
+        yield text
         on_bytes(len(block))
-    yield decoder.decode(b"", final=True)
+        bad += count
+    text, count = without_surrogates(decoder.decode(b"", final=True))
+    yield text
+    on_undecodable(bad + count)
 
 
 def fingerprint(model: Any) -> str:

@@ -4,12 +4,14 @@ from latte.recipe.compare import CompareRecipe
 from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe
 from latte.recipe.files import anchored, flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
-from latte.recipe.show import BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
+from latte.recipe.show import SERVING_SUITES, TIMED_SUITES, BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
 from latte.recipe.train import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
 
 __all__ = [
     "AUTO",
+    "SERVING_SUITES",
     "STAGES",
+    "TIMED_SUITES",
     "BenchRecipe",
     "ChatRecipe",
     "CompareRecipe",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
+
+#: Suites of ``latte bench``: those with lengths, and those that measure the serving of requests.
+TIMED_SUITES = ("ops", "layers", "models", "decode", "memory", "allocator", "registry", "mechanisms")
+SERVING_SUITES = ("batching", "speculation")
 
 
 @dataclass
@@ -73,6 +78,19 @@ class BenchRecipe:
 
     def __post_init__(self) -> None:
         check_numbers(self, {})
+        known = (*TIMED_SUITES, *SERVING_SUITES, "all")
+        if self.suite not in known:
+            close = difflib.get_close_matches(self.suite, known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UserError(f"unknown suite {self.suite!r}{hint}, expected one of {', '.join(known)}")
+        if self.suite == "speculation" and not self.model:
+            raise UserError("suite speculation needs a --model whose text a draft can guess")
+        if self.lengths and self.suite in SERVING_SUITES:
+            raise UserError(f"lengths were given, but suite {self.suite} has requests of its own lengths")
+        if self.model and self.suite not in SERVING_SUITES:
+            raise UserError(f"a model was given, but suite {self.suite} measures models of its own")
+        if self.draft and self.suite != "speculation":
+            raise UserError(f"a draft was given, but suite {self.suite} has none, expected --suite speculation")
 
 
 @dataclass

@@ -10,9 +10,11 @@ import torch
 from latte import bench
 from latte.bench import acceptance, allocator, decode, ops, yardsticks
 from latte.bench.figures import Figure
+from latte.bench.run import SUITES
 from latte.bench.sizes import OURS, STANDARD, TINY, TRANSFORMER, parameters
 from latte.cli.main import main
 from latte.ops import causal_latte
+from latte.recipe import TIMED_SUITES
 
 
 @pytest.mark.parametrize(
@@ -129,11 +131,24 @@ def test_targets_are_met_or_not_by_ratios_of_one_run():
     assert fresh.measured == "1.25x (with glibc's defaults: 3.50x)"
 
 
+def test_the_command_knows_the_suites_that_there_are():
+    assert set(TIMED_SUITES) == set(SUITES)
+
+
 def test_mistakes_are_one_sentence(capsys):
-    assert main(["bench", "--suite", "opps"]) == 1
+    """Before anything heavy is imported: a wrong command line, exit code 2."""
+    assert main(["bench", "--suite", "opps"]) == 2
+    names = "ops, layers, models, decode, memory, allocator, registry, mechanisms, batching, speculation, all"
     assert capsys.readouterr().err == (
-        "latte bench: unknown suite 'opps' (did you mean 'ops'?), "
-        "expected one of ops, layers, models, decode, memory, allocator, registry, mechanisms, all\n"
+        f"latte bench: unknown suite 'opps' (did you mean 'ops'?), expected one of {names}\n"
     )
+    for arguments, sentence in (
+        (["--suite", "speculation"], "suite speculation needs a --model whose text a draft can guess"),
+        (["--suite", "batching", "--lengths", "64"], "lengths were given, but suite batching has requests of its own"),
+        (["--suite", "ops", "--model", "x"], "a model was given, but suite ops measures models of its own"),
+        (["--suite", "batching", "--draft", "x"], "a draft was given, but suite batching has none"),
+    ):
+        assert main(["bench", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match="expected one or more numbers of tokens"):
         bench.run("ops", [0])

@@ -114,9 +114,17 @@ def seen(kind, name: str, text: str) -> str:
 
 
 def test_a_string_without_its_value_is_refused():
-    with pytest.raises(UserError, match="--maybe needs a value: --maybe=VALUE takes any text"):
-        read("--maybe", "--count", "3")
-    assert read("--maybe=--count").maybe == "--count"
+    for name in ("--count", "--json"):
+        with pytest.raises(UserError, match="--maybe needs a value: --maybe=VALUE takes any text"):
+            read("--maybe", name, "3")
+        assert read(f"--maybe={name}").maybe == name
+
+
+def test_json_alone_is_no_setting(capsys):
+    assert main(["train", "--json"]) == 2
+    assert "nothing was given" in json.loads(capsys.readouterr().out)["error"]
+    assert main(["generate", "folder", "--prompt", "--json", "x"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "--prompt needs a value: --prompt=VALUE takes any text"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,16 @@ def test_half_characters_at_block_ends_are_kept_whole():
     assert "".join(text_blocks(io.BytesIO(raw))) == "€" * 50_000
 
 
+def test_bytes_that_are_not_text_are_replaced_and_counted():
+    raw = b"\xffab\xc3" * 30_000 + "€".encode()[:2]  # the last character is cut
+    counted = []
+    text = "".join(text_blocks(io.BytesIO(raw), on_undecodable=counted.append))
+    assert text == "\ufffdab\ufffd" * 30_000 + "\ufffd" * 2
+    assert counted == [60_002]
+    "".join(text_blocks(io.BytesIO("\ufffd€".encode()), on_undecodable=counted.append))
+    assert counted[1:] == [0]
+
+
 def test_mistakes(tmp_path):
     model = make()
     with pytest.raises(UserError, match="nothing to continue"):
