@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from latte.bench.machine import describe
 from latte.files import write_text
-from latte.generation import Batch, Draft, ModelDraft, PromptLookup, Request, speculate
+from latte.generation import Batch, Draft, ModelDraft, PromptLookup, Request, Speculation, speculate
 
 REQUESTS, SHORTEST, LONGEST = 32, 10, 2000
 #: Beginnings of texts for a draft to guess; the second half repeats itself, as code, tables and quotations do.
@@ -43,56 +45,87 @@ def requests(words: int, count: int = REQUESTS, longest: int = LONGEST, prompt_s
     return [made[index] for index in torch.randperm(count, generator=random).tolist()]
 
 
-def measure_batching(model: Any, asked: Sequence[Request], rows: Sequence[int]) -> dict[str, Any]:
-    """Seconds for all requests with so many rows at a time; the first entry of ``rows`` is 1, one after another."""
-    figures, texts = [], dict[int, list[list[int]]]()
-    for count in rows:
-        began = time.perf_counter()
-        texts[count] = [ticket.tokens for ticket in Batch(model, max_rows=count).run(asked)]
-        figures.append({"rows": count, "seconds": time.perf_counter() - began})
+def measure_batching(model: Any, asked: Sequence[Request], rows: Sequence[int], rounds: int = 1) -> dict[str, Any]:
+    """Seconds for all requests with so many rows at a time; the first entry of ``rows`` is 1, one after another.
+
+    Numbers of rows take turns for ``rounds`` rounds; the figures are of the best of each.
+    """
+    seconds = dict.fromkeys(rows, math.inf)
+    texts = dict[int, list[list[int]]]()
+    for _ in range(rounds):
+        for count in rows:
+            began = time.perf_counter()
+            texts[count] = [ticket.tokens for ticket in Batch(model, max_rows=count).run(asked)]
+            seconds[count] = min(seconds[count], time.perf_counter() - began)
     written = sum(map(len, texts[rows[0]]))
-    for figure in figures:
-        figure["tokens_per_second"] = written / figure["seconds"]
-        figure["speedup"] = figures[0]["seconds"] / figure["seconds"]
-        figure["same_tokens"] = texts[int(figure["rows"])] == texts[rows[0]]
+    figures = [
+        {
+            "rows": count,
+            "seconds": seconds[count],
+            "tokens_per_second": written / seconds[count],
+            "speedup": seconds[rows[0]] / seconds[count],
+            "same_tokens": texts[count] == texts[rows[0]],
+        }
+        for count in rows
+    ]
     read = sum(len(request.ids) for request in asked)
-    return {"requests": len(asked), "read": read, "written": written, "figures": figures}
+    return {"requests": len(asked), "read": read, "written": written, "rounds": rounds, "figures": figures}
 
 
 def measure_speculation(
-    model: Any, prompts: Sequence[Sequence[int]], drafts: dict[str, Callable[[], Draft]], tokens: int, guesses: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    drafts: dict[str, Callable[[], Draft]],
+    tokens: int,
+    guesses: int,
+    rounds: int = 1,
 ) -> dict[str, Any]:
-    """Seconds of plain greedy decoding and with each draft, the share of guesses that held, and whether texts agree."""
-    began = time.perf_counter()
-    plain = [Batch(model).run([Request(prompt, tokens)])[0].tokens for prompt in prompts]
-    greedy = time.perf_counter() - began
-    figures: list[dict[str, Any]] = [{"draft": "none", "seconds": greedy, "speedup": 1.0}]
-    for name, make in drafts.items():
-        began = time.perf_counter()
-        results = [speculate(model, prompt, make(), tokens, guesses=guesses) for prompt in prompts]
-        seconds = time.perf_counter() - began
-        guessed, accepted = sum(each.guessed for each in results), sum(each.accepted for each in results)
+    """Seconds of plain greedy decoding and with each draft, the share of guesses that held, and whether texts agree.
+
+    Plain decoding and the drafts take turns at every prompt for ``rounds`` rounds; a figure adds the best of each
+    prompt.
+    """
+    plain: Callable[[Sequence[int]], Any] = lambda prompt: Batch(model).run([Request(prompt, tokens)])[0]  # noqa: E731
+    ways = {"none": plain} | {
+        name: partial(_speculate, model, make=make, tokens=tokens, guesses=guesses) for name, make in drafts.items()
+    }
+    seconds = {name: [math.inf] * len(prompts) for name in ways}
+    results = {name: list[Any](prompts) for name in ways}
+    for _ in range(rounds):
+        for index, prompt in enumerate(prompts):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                results[name][index] = way(prompt)
+                seconds[name][index] = min(seconds[name][index], time.perf_counter() - began)
+    texts = {name: [each.tokens for each in found] for name, found in results.items()}
+    total = {name: sum(each) for name, each in seconds.items()}
+    figures: list[dict[str, Any]] = [{"draft": "none", "seconds": total["none"], "speedup": 1.0}]
+    for name in drafts:
+        found = results[name]
+        guessed, accepted = sum(each.guessed for each in found), sum(each.accepted for each in found)
         figures.append(
             {
                 "draft": name,
-                "seconds": seconds,
-                "speedup": greedy / seconds,
+                "seconds": total[name],
+                "speedup": total["none"] / total[name],
                 "acceptance": accepted / guessed if guessed else None,
-                "tokens_per_call": sum(len(each.tokens) for each in results) / sum(each.calls for each in results),
-                "same_tokens": [each.tokens for each in results] == plain,
+                "tokens_per_call": sum(map(len, texts[name])) / max(1, sum(each.calls for each in found)),
+                "same_tokens": texts[name] == texts["none"],
             }
         )
-    return {"prompts": len(prompts), "written": sum(map(len, plain)), "guesses": guesses, "figures": figures}
+    written = sum(map(len, texts["none"]))
+    return {"prompts": len(prompts), "written": written, "guesses": guesses, "rounds": rounds, "figures": figures}
+
+
+def _speculate(model: Any, prompt: Sequence[int], make: Callable[[], Draft], tokens: int, guesses: int) -> Speculation:
+    return speculate(model, prompt, make(), tokens, guesses=guesses)
 
 
 def run(suite: str, model: str, draft: str, quick: bool, out: Path | None, say: Callable[[str], None]) -> Path | None:
     """Measure ``batching`` or ``speculation`` of a model and write ``<suite>.json`` and ``<suite>.md``.
 
     ``model`` and ``draft`` are folders or names; without a model, batching is measured of presets tiny and small with
-    random weights: speed does not depend on them.
-
-    Raises:
-        UserError: speculation without a model.
+    random weights: speed does not depend on them. Speculation needs a model whose text a draft can guess.
     """
     machine = describe()
     results = _batching(model, quick, say) if suite == "batching" else _speculation(model, draft, quick, say)
@@ -124,7 +157,7 @@ def _batching(model: str, quick: bool, say: Callable[[str], None]) -> dict[str, 
         for about, share in (("a tenth of the tokens in prompts", 0.1), ("half of the tokens in prompts", 0.5)):
             asked = requests(words, 4, 60, share) if quick else requests(words, prompt_share=share)
             mix = f"{name}, {about}"
-            results[mix] = measure_batching(loaded, asked, (1, 4) if quick else (1, 8, 32))
+            results[mix] = measure_batching(loaded, asked, (1, 4) if quick else (1, 8, 32), rounds=1 if quick else 2)
             for figure in results[mix]["figures"]:
                 say(
                     f"{mix}: {figure['rows']} rows {figure['tokens_per_second']:.0f} tokens/s, {figure['speedup']:.1f}x"
@@ -133,10 +166,6 @@ def _batching(model: str, quick: bool, say: Callable[[str], None]) -> dict[str, 
 
 
 def _speculation(model: str, draft: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    from latte.errors import UserError
-
-    if not model:
-        raise UserError("suite speculation needs a --model whose text a draft can guess")
     target, tokenizer = load_ours(model, say)
     drafts: dict[str, Callable[[], Draft]] = {"prompt lookup": PromptLookup}
     if draft:
@@ -146,7 +175,7 @@ def _speculation(model: str, draft: str, quick: bool, say: Callable[[str], None]
     ids = [first + tokenizer(text, add_special_tokens=False)["input_ids"] for text in BEGINNINGS]
     tokens, results = (16 if quick else 200), {}
     for name, prompts in (("beginnings", ids[:4]), ("repetitions", ids[4:])):
-        results[name] = measure_speculation(target, prompts, drafts, tokens, guesses=4)
+        results[name] = measure_speculation(target, prompts, drafts, tokens, guesses=4, rounds=1 if quick else 3)
         for figure in results[name]["figures"]:
             say(f"{name}: {figure['draft']} {figure['seconds']:.2f} s, {figure['speedup']:.2f}x")
     return results
