@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,8 @@ from transformers.utils.generic import can_return_tuple
 from latte.extend.config import LatteExtendedConfig
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.models.attention_choice import NoAttentionChoice
-from latte.models.classifier import refuse_several_documents
+from latte.models.classifier import refuse_several_documents, verdict
 from latte.models.inputs import given_tokens, padding_mask, resets_of
-from latte.models.loss import classification_loss
 from latte.models.stream import Layers
 
 
@@ -82,13 +81,7 @@ class LatteExtendedForSequenceClassification(NoAttentionChoice):
         if attention_mask is None and input_ids is not None and config.pad_token_id is not None:
             real_BT = input_ids != config.pad_token_id
         logits = self.score(last_token(read.hidden_BTD, real_BT))
-        loss = None if labels is None else classification_loss(logits, labels, config, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=cast("torch.FloatTensor | None", loss),
-            logits=logits,
-            hidden_states=cast(Any, read.stream),
-            attentions=cast(Any, read.weights),
-        )
+        return verdict(config, logits, labels, num_items_in_batch, read.stream, read.weights)
 
 
 def last_token(hidden_BTD: Tensor, real_BT: Tensor | None) -> Tensor:

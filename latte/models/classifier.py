@@ -29,6 +29,24 @@ def refuse_several_documents(reset: Tensor | None) -> None:
         raise ValueError("rows hold several documents, expected one document a row: each row gets one verdict")
 
 
+def verdict(
+    config: Any,
+    logits: Tensor,
+    labels: Tensor | None,
+    num_items: Tensor | int | None,
+    hidden_states: Any = None,
+    attentions: Any = None,
+) -> SequenceClassifierOutput:
+    """Logits (B, num_labels) as a classifier returns them, with ``labels`` beside the loss of the problem's type."""
+    loss = None if labels is None else classification_loss(logits, labels, config, num_items)
+    return SequenceClassifierOutput(
+        loss=cast("torch.FloatTensor | None", loss),
+        logits=cast("torch.FloatTensor", logits),
+        hidden_states=hidden_states,
+        attentions=attentions,
+    )
+
+
 class LatteForSequenceClassification(LattePreTrainedModel):
     """Classifies documents, best with ``config.bidirectional``; with ``config.two_towers``, pairs of them.
 
@@ -81,13 +99,8 @@ class LatteForSequenceClassification(LattePreTrainedModel):
             other_BD = mean_of_tokens(other.last_hidden_state, pair_attention_mask)
             features = torch.cat([features, other_BD, features * other_BD, features - other_BD], dim=-1)
         logits = self.score(F.gelu(self.head(features)))
-        loss = None if labels is None else classification_loss(logits, labels, self.config, num_items_in_batch)
-        return SequenceClassifierOutput(
-            loss=cast("torch.FloatTensor | None", loss),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        seen = outputs.hidden_states, outputs.attentions
+        return verdict(self.config, logits, labels, num_items_in_batch, *seen)
 
     def _read(
         self,
