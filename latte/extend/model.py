@@ -43,6 +43,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
             layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
             if base is not None:
                 self._fill(layer.self_attn.mixer)
+        self._set_rotary()  # here, since a compiled call can't read numbers
         TokenLinear.take_over(self.base)
         if base is None:
             self.post_init()
@@ -108,7 +109,6 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
 
     @property
     def body(self) -> nn.Module:
-        self._set_rotary()
         return self.base.model
 
     def read(
@@ -171,16 +171,16 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         return self.family.finish_logits(logits, self.base.config)
 
     def _set_rotary(self) -> None:
-        """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
-        if self.mixers[0].pretrained._rotary is None:
-            module = self.base.model.rotary_emb
-            if module.inv_freq.is_meta:  # no numbers: those of the configuration
-                with torch.device("cpu"):
-                    module = type(module)(self.base.config)
-            frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
-            rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
-            for mixer in self.mixers:
-                mixer.pretrained.set_rotary(rotary)
+        """Layers turn queries and keys as the pretrained model's own module would, whatever the place.
+
+        Frequencies are those of the configuration, in the precision that the pretrained model starts with.
+        """
+        with torch.device("cpu"):  # a model that is being loaded has no numbers yet
+            module = type(self.base.model.rotary_emb)(self.base.config)
+        frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
+        rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
+        for mixer in self.mixers:
+            mixer.pretrained.set_rotary(rotary)
 
 
 AutoConfig.register(LatteExtendedConfig.model_type, LatteExtendedConfig, exist_ok=True)
@@ -209,5 +209,4 @@ def convert(original: Any, options: dict[str, Any]) -> LatteExtendedForCausalLM:
     config = LatteExtendedConfig(original=fields, options=options)
     model = LatteExtendedForCausalLM(config, original)
     model.generation_config = original.generation_config
-    model._set_rotary()  # here, since a compiled call can't read numbers
     return model.train(original.training)

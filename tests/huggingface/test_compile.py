@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from latte.ops import native
 from tests.huggingface.support import each_kind, language_model
@@ -25,8 +26,16 @@ class Logits(nn.Module):
 
 
 @each_kind
-def test_a_model_compiles_without_a_break_and_learns_the_same(kind):
+@pytest.mark.parametrize("loaded", [False, True], ids=["made here", "loaded"])
+def test_a_model_compiles_without_a_break_and_learns_the_same(kind, loaded, tmp_path):
+    """A loaded one before any other call: nothing may wait for the first call to be computed."""
     model, ids = language_model(kind).train(), token_ids(2, 9, vocabulary=61)
+    if loaded:
+        model.save_pretrained(tmp_path)
+        compiled_first = AutoModelForCausalLM.from_pretrained(tmp_path).train()
+        loss = torch.compile(compiled_first, fullgraph=True, backend="aot_eager")(ids, labels=ids).loss
+        torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-4, atol=1e-5)
+        model = compiled_first
     gradients = []
     for forward in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         model.zero_grad()
