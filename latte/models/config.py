@@ -95,6 +95,8 @@ class LatteConfig(PreTrainedConfig):
         self.mixer_options = dict(self.mixer_options or {})
         self._take_options(kwargs)
         super().__post_init__(**kwargs)
+        if self.num_key_value_heads is None:  # a number, as in transformers' own: tools multiply by it
+            self.num_key_value_heads = self.num_attention_heads
         if self.position_embedding == "none":
             self.max_position_embeddings = NO_LIMIT
         elif self.max_position_embeddings is None:
