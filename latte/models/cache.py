@@ -130,6 +130,7 @@ class LatteCache(Cache):
 
     def rollback(self, snapshot: tuple[ModelState | None, int]) -> None:
         self.state, self.length = snapshot
+        self._forget()
 
     def fork(self) -> LatteCache:
         """A copy that reads on by itself."""
@@ -178,23 +179,34 @@ class LatteCache(Cache):
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         return -1
 
+    @property
+    def max_cache_len(self) -> int:
+        return -1  # any length
+
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return self.state is not None
 
     def reset(self) -> None:
         self.state, self.length = None, 0
+        self._forget()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.state is not None:
             self.state = self.state.select(beam_idx)
+        self._forget()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
             self.state = self.state.repeat(repeats)
+        self._forget()
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None:
-            self.state = self.state.select(indices)
+        self.reorder_cache(indices)
+
+    def _forget(self) -> None:
+        """Drop what was recorded: it is of other rows or of another moment."""
+        if self._past is not None:
+            self._past.clear()
 
     @property
     def is_croppable(self) -> bool:
@@ -233,8 +245,7 @@ class LatteCache(Cache):
         again: Reread | None = None
         while past and self.length > target:
             self.state, self.length, again = past.pop()
-        if past is not None:
-            past.clear()
+        self._forget()
         if again is not None and self.length < target:
             self._past = None  # reading again is not recorded
             again(target - self.length)

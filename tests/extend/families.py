@@ -46,9 +46,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def small_model(family: str, seed: int = 0) -> Any:
+def small_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     """The family's model with random weights, biases and norms too."""
-    fields = {**SMALL, **FAMILIES[family]}
+    fields = {**SMALL, **FAMILIES[family], **overrides}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

@@ -70,6 +70,28 @@ def test_crop_takes_back_what_was_recorded(kind):
         cache.crop(3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+        lambda cache: cache.batch_select_indices(torch.tensor([1, 0])),
+        lambda cache: cache.batch_repeat_interleave(2),
+        lambda cache: cache.rollback((None, 0)),
+        lambda cache: cache.reset(),
+    ],
+    ids=["reorder", "select", "repeat", "rollback", "reset"],
+)
+def test_what_was_recorded_of_other_rows_or_moments_is_not_taken_back(change):
+    model, ids = language_model("own"), token_ids(2, 9)
+    cache = LatteCache()
+    cache.activate_past_recording()
+    model(ids, past_key_values=cache)
+    change(cache)
+    with pytest.raises(ValueError, match="1 tokens can't be taken out of a recurrent state, 0 were recorded"):
+        cache.crop(-1)
+
+
 @each_kind
 @torch.no_grad()
 def test_generation_goes_on_from_a_cache_and_from_embeddings(kind):
