@@ -1,5 +1,6 @@
 # make setup     .venv with the project and all it needs
 # make test      lint, types, documentation and tests (what .ci/run calls)
+# make test-all  the same with eight times as many drawn examples of every property, and all fuzzed command lines
 # make docs      the documentation and the reference of the Python API as a site, in build/site; warnings are errors
 # make test-transformers    transformers' own tests of models, on ours (docs/huggingface.md; .ci/run calls it)
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
@@ -12,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint types pytest fetch-transformers test-transformers docs demo bench mutants fuzz crash clean
+.PHONY: help setup test test-all lint types pytest fetch-transformers test-transformers docs demo bench mutants fuzz crash clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard latte/ops/native/*.
 	@touch $@
 
 test: lint types docs pytest
+
+test-all:
+	LATTE_EXAMPLES=96 LATTE_FUZZ_CASES=5000 $(MAKE) test
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

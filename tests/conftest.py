@@ -12,7 +12,8 @@ from latte.decode import session
 from latte.ops import native
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
-settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=12)
+EXAMPLES = int(os.environ.get("LATTE_EXAMPLES", "12"))  # make test-all draws more
+settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=EXAMPLES)
 # Where only whether a test fails matters (scripts/mutants.py), failures need not be made small.
 settings.register_profile("unshrunk", settings.get_profile("latte"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("latte")

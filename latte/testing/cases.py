@@ -27,9 +27,14 @@ LENGTHS = [1, 2, 5, 9, 15, 16, 17, 33, 63, 64, 65, 70]
 SHORT = [1, 2, 5, 9, 17, 21]
 DTYPES = [torch.float64, torch.float32]
 
-#: The same few examples every time, reported as they were drawn: making them smaller would take minutes.
+#: The same few examples every time (make test-all draws more), reported as they were drawn: making them smaller would
+#: take minutes.
 deterministic = settings(
-    derandomize=True, database=None, deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate]
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=int(os.environ.get("LATTE_EXAMPLES", "8")),
+    phases=[Phase.explicit, Phase.generate],
 )
 seeds = st.integers(0, 10**6)
 
