@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from latte.errors import UserError
 # Logits in memory at a time, about: 2^24 floats are 64 MB.
 LOGITS_AT_ONCE = 1 << 24
 TOKENS_AT_ONCE = 4096
+# Parts of equal length that the scored text is divided into, for the standard error of its loss.
+PARTS = 32
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class AtContext:
     bits_per_byte: float
     tokens_per_second: float
     state_bytes: int  # of one row, at the end of the longest stretch
+    parts: list[float] = field(default_factory=list)  # mean loss of each of up to 32 consecutive parts of the text
+    standard_error: float | None = None  # of the loss, by the spread of its parts; None if there is one part
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def evaluate(
     measured, positions = [], []
     for context in reached:
         began = time.perf_counter()
-        sums, counts, state_bytes = _score(model, text.documents, context, chunk, on_tokens)
+        sums, counts, part_sums, part_counts, state_bytes = _score(model, text.documents, context, chunk, on_tokens)
+        parts = part_sums / part_counts
         loss = float(sums.sum() / counts.sum())
         measured.append(
             AtContext(
@@ -116,10 +121,17 @@ def evaluate(
                 bits_per_byte=float(sums.sum()) / math.log(2) / max(1, text.num_bytes),
                 tokens_per_second=int(counts.sum()) / (time.perf_counter() - began),
                 state_bytes=state_bytes,
+                parts=[round(float(part), 6) for part in parts],
+                standard_error=standard_error(parts),
             )
         )
         positions = _positions(_edges(context), sums, counts)
     return Evaluation(measured, positions, unreached, text.longest)
+
+
+def standard_error(parts: Sequence[float] | np.ndarray) -> float | None:
+    """Standard error of the mean of as many independent figures; None if there is only one."""
+    return float(np.std(parts, ddof=1) / math.sqrt(len(parts))) if len(parts) > 1 else None
 
 
 def longest_context(model: Any) -> int | None:
@@ -141,19 +153,21 @@ def state_bytes(cache: Any) -> int:
 @torch.no_grad()
 def _score(
     model: Any, documents: list[np.ndarray], context: int, chunk: int, on_tokens: Callable[[int], None]
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Sum of losses and number of tokens by bin of position, and the bytes of state per row."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Sums of losses and numbers of tokens, by bin of position and by part of the text; the bytes of state per row."""
     edges = _edges(context)
     sums, counts = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=np.int64)
+    scored = sum(max(0, len(document) - 1) for document in documents)
+    part_sums, part_counts = np.zeros(min(PARTS, scored)), np.zeros(min(PARTS, scored), dtype=np.int64)
     model.eval()
     chunk = min(chunk, context)
     rows = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.vocab_size) // chunk)
     largest = 0
     for batch in _stretches(documents, context, rows):
         cache = None
-        for start in range(0, len(batch[0]) - 1, chunk):
+        for start in range(0, len(batch[0].ids) - 1, chunk):
             # Rows are sorted by length, so the rows that have ended are the last ones: drop them.
-            batch = [stretch for stretch in batch if len(stretch) - 1 > start]
+            batch = [stretch for stretch in batch if len(stretch.ids) - 1 > start]
             if cache is not None:
                 cache.batch_select_indices(torch.arange(len(batch), device=model.device))
             ids, targets = _chunk(batch, start, chunk)
@@ -163,33 +177,45 @@ def _score(
                 output.logits.flatten(0, 1).float(), targets.flatten().to(model.device), reduction="none"
             )
             losses_BT, real = losses.view(targets.shape).double().cpu().numpy(), (targets != -100).numpy()
-            place = np.searchsorted(edges, start + 1 + np.nonzero(real)[1], side="right") - 1
-            np.add.at(sums, place, losses_BT[real])
-            np.add.at(counts, place, 1)
+            rows_N, columns_N = np.nonzero(real)
+            place_N = np.searchsorted(edges, start + 1 + columns_N, side="right") - 1
+            index_N = np.array([stretch.first for stretch in batch])[rows_N] + start + columns_N
+            part_N = index_N * len(part_sums) // scored
+            for where_N, total, number in ((place_N, sums, counts), (part_N, part_sums, part_counts)):
+                np.add.at(total, where_N, losses_BT[real])
+                np.add.at(number, where_N, 1)
             largest = max(largest, state_bytes(cache) // len(batch))
             on_tokens(int(real.sum()))
-    return sums, counts, largest
+    return sums, counts, part_sums, part_counts, largest
 
 
-def _stretches(documents: list[np.ndarray], context: int, rows: int) -> Iterator[list[np.ndarray]]:
+class Stretch(NamedTuple):
+    """Tokens that are read from an empty state, and the token after them."""
+
+    first: int  # the number of its first target among all targets of the text
+    ids: np.ndarray
+
+
+def _stretches(documents: list[np.ndarray], context: int, rows: int) -> Iterator[list[Stretch]]:
     """Stretches of ``context`` tokens and the token after them, longest first, in batches."""
-    cut = [
-        document[start : start + context + 1]
-        for document in documents
-        for start in range(0, len(document) - 1, context)
-    ]
-    cut.sort(key=len, reverse=True)
+    cut: list[Stretch] = []
+    before = 0
+    for document in documents:
+        for start in range(0, len(document) - 1, context):
+            cut.append(Stretch(before + start, document[start : start + context + 1]))
+        before += max(0, len(document) - 1)
+    cut.sort(key=lambda stretch: len(stretch.ids), reverse=True)
     for start in range(0, len(cut), rows):
         yield cut[start : start + rows]
 
 
-def _chunk(batch: list[np.ndarray], start: int, chunk: int) -> tuple[Tensor, Tensor]:
+def _chunk(batch: list[Stretch], start: int, chunk: int) -> tuple[Tensor, Tensor]:
     """Ids and targets of a chunk; rows that end inside it are padded with id 0 and target -100."""
-    width = min(chunk, len(batch[0]) - 1 - start)
+    width = min(chunk, len(batch[0].ids) - 1 - start)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     targets = torch.full((len(batch), width), -100)
     for row, stretch in enumerate(batch):
-        piece = torch.from_numpy(stretch[start : start + width + 1])
+        piece = torch.from_numpy(stretch.ids[start : start + width + 1])
         ids[row, : len(piece) - 1] = piece[:-1]
         targets[row, : len(piece) - 1] = piece[1:]
     return ids, targets

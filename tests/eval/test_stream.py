@@ -57,6 +57,10 @@ def test_equals_the_definition_at_any_chunk(kind, chunk):
         assert measured.loss == pytest.approx(float(expected.mean()), abs=1e-5)
         assert measured.perplexity == pytest.approx(math.exp(float(expected.mean())), rel=1e-4)
         assert measured.bits_per_byte == pytest.approx(float(expected.sum()) / math.log(2) / sample.num_bytes, rel=1e-5)
+        part = torch.arange(103) * 32 // 103  # of consecutive tokens in the order of the text
+        parts = torch.stack([expected[part == index].mean() for index in range(32)])
+        assert measured.parts == pytest.approx(parts.tolist(), abs=1e-5)
+        assert measured.standard_error == pytest.approx(float(parts.std() / 32**0.5), abs=1e-5)
     assert len({round(measured.loss, 4) for measured in result.contexts}) == 3
 
 
