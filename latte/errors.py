@@ -5,6 +5,10 @@ class UserError(ValueError):
     """A mistake in what was given, not in the program: commands print its message alone and exit with status 1."""
 
 
+class NotFinite(UserError):  # noqa: N818  (reads as what the training was)
+    """A training whose loss or gradient was not finite: its learning rate may be too high, or its batch broken."""
+
+
 def reason(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type if it has none."""
     lines = str(error).strip().splitlines()

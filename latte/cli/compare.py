@@ -26,11 +26,17 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 def run(recipe: CompareRecipe) -> Outcome:
     """Compare, print the table and write it beside the runs."""
     from latte.report.comparison import rich_table, write
+    from latte.report.verdict import losses_to_others
     from latte.workflows.comparison import compare
 
     notes = Console(file=sys.stderr)
     rows = compare(recipe, notes.print)
     Console(width=None if sys.stdout.isatty() else 160).print(rich_table(rows))
+    verdict = losses_to_others(rows)
+    if verdict:
+        print(f"Where {rows[0].name} loses:")
+    for title, text in verdict:
+        print(f"  {title} {text}")
     written = write(rows, Path(recipe.out))
     for path in written:
         notes.print(f"wrote {path}", highlight=False)

@@ -1,13 +1,14 @@
-"""One model's row of a comparison: quality by context, speed of training and decoding, memory, size of state."""
+"""One model's row of a comparison: quality by context, memory and size of state; speeds are filled in by eval.speed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latte.eval.decode_timing import engine_of, random_ids, read_context, time_tokens
+from latte.eval.decode_timing import random_ids, read_context
 from latte.eval.generate import Reader, stream_text
 from latte.eval.run import default_contexts, read_text
 from latte.eval.stream import evaluate, longest_context, state_bytes
@@ -15,6 +16,9 @@ from latte.files import write_text
 from latte.loading import load
 from latte.loading.layout import EVAL, RESULT, SAMPLES
 from latte.recipe import CompareRecipe, EvalRecipe, GenerateRecipe, Recipe
+
+#: Fields of a configuration that bring models to the same number of parameters.
+SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -27,24 +31,40 @@ class Row:
     valid_loss: float
     perplexity: float  # at the training length
     bits_per_byte: float
-    train_tokens_per_second: float
     peak_memory_bytes: int
-    decode_tokens_per_second: float
     state_bytes: int  # after decode_context tokens, one row
     contexts: list[dict[str, Any]]  # of the same tokens at every length
     positions: list[dict[str, Any]]
     trained_context: int = 0
     unreached: list[int] = field(default_factory=list)  # contexts that no document has: not measured
-    decode_engine: str = ""  # "kernel": one native call a token; "modules": torch, layer by layer
+    learning_rate: float = 0.0
+    searched: list[list[float | None]] = field(default_factory=list)  # rates that were tried, each with its loss
+    sizes: dict[str, int] = field(default_factory=dict)  # where they are not the preset's
+    train_tokens_per_second: float | None = None  # this and the rest: see eval.speed.Speed
+    decode_tokens_per_second: float | None = None
+    decode_engine: str = ""
+    module_tokens_per_second: float | None = None
+    load_average: float | None = None  # of the machine when the timing began
 
     @property
     def at_training(self) -> dict[str, Any]:
         """The figures at the training length, on the same tokens as those of all other lengths."""
         return next(entry for entry in self.contexts if entry["context"] == self.trained_context)
 
+    @property
+    def at_longest(self) -> dict[str, Any]:
+        return self.contexts[-1]
 
-def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
-    """Evaluate a run's final model at all contexts, time its decoding, and write a sample to the run's folder."""
+    @property
+    def rate_at_edge(self) -> bool:
+        """Whether the lowest or the highest of the tried learning rates was best: one beyond might be better."""
+        return bool(self.searched) and self.learning_rate in (self.searched[0][0], self.searched[-1][0])
+
+
+def measure(
+    name: str, settings: Recipe, recipe: CompareRecipe, searched: Sequence[tuple[float, float | None]] = ()
+) -> Row:
+    """Evaluate a run's final model at all contexts, weigh its state, and write a sample to the run's folder."""
     model, tokenizer = load(settings.out)
     asked = EvalRecipe(
         model=settings.out,
@@ -65,7 +85,7 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
     at_training = next(entry for entry in quality.contexts if entry.context == trained)
     result = json.loads((folder / RESULT).read_text())
     context = min(recipe.decode_context, limit or recipe.decode_context)
-    speed, size, engine = decode_speed(model, context, recipe.decode_tokens)
+    cache = read_context(model, random_ids(model, context), chunk=512)
     return Row(
         name=name,
         parameters=result["parameters"],
@@ -73,25 +93,16 @@ def measure(name: str, settings: Recipe, recipe: CompareRecipe) -> Row:
         valid_loss=result["valid_loss"],
         perplexity=at_training.perplexity,
         bits_per_byte=at_training.bits_per_byte,
-        train_tokens_per_second=result["tokens_per_second"],
         peak_memory_bytes=result["peak_memory_bytes"],
-        decode_tokens_per_second=speed,
-        state_bytes=size,
+        state_bytes=state_bytes(cache),
         contexts=[asdict(entry) for entry in quality.contexts],
         positions=[asdict(entry) for entry in quality.positions],
         trained_context=trained,
         unreached=quality.unreached,
-        decode_engine=engine,
+        learning_rate=settings.train.learning_rate,
+        searched=[list(pair) for pair in searched],
+        sizes={name: settings.model.overrides[name] for name in SIZES if name in settings.model.overrides},
     )
-
-
-def decode_speed(model: Any, context: int, tokens: int) -> tuple[float, int, str]:
-    """Tokens per second of one row over the last ``tokens`` of a context, the bytes of its state, and what decoded."""
-    tokens = min(tokens, context - 1)
-    ids = random_ids(model, context)
-    cache = read_context(model, ids[:, : context - tokens], chunk=512)
-    seconds, cache = time_tokens(model, cache, ids[:, context - tokens :])
-    return tokens / max(sum(seconds), 1e-9), state_bytes(cache), engine_of(cache)
 
 
 def _sample(folder: Path, model: Any, tokenizer: Any, recipe: CompareRecipe) -> None:

@@ -16,6 +16,8 @@ RUN/                     written by latte train; a stage of latte extend and a m
 
 OUT/                     written by latte compare: a run's folder for each model, and
   results.json           all rows
+  search/NAME.json       validation losses of a model's short runs, by learning rate
+  speeds.json            speeds of all models, timed in turns
 
 OUT-run/                 written by latte extend: config.yaml, data.json, a run's folder for each stage, and
   check.json             largest differences between the logits of the converted and the pretrained model
@@ -39,6 +41,8 @@ METRICS, TENSORBOARD, RESULT = "metrics.jsonl", "tensorboard", "result.json"
 EVAL, SAMPLES, TRAINING_SAMPLES = "eval.json", "samples.json", "samples.jsonl"
 #: One run's row of a comparison, in the run's folder, and all rows, in the comparison's.
 COMPARED, COMPARISON = "compare.json", "results.json"
+#: In the comparison's folder: losses of the search for learning rates, and speeds of all models.
+SEARCH, SPEEDS = "search", "speeds.json"
 CHECK, JUDGED, EXTENSION_RESULTS = "check.json", "judge.json", "results.json"
 RECIPE = "recipe.yaml"  # beside an extended model
 LAYERS_BEFORE, LAYERS = "layers_before.json", "layers.json"

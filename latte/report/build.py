@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from latte import __version__, doctor
 from latte.data import prepare
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
+from latte.eval.comparison import Row
 from latte.eval.generate import Reader, stream_text
 from latte.eval.stream import longest_context
 from latte.loading import load_folder, model_weights
+from latte.loading.layout import COMPARISON
 from latte.recipe import DataRecipe, GenerateRecipe
 from latte.report.cost import measure_cost
 from latte.report.encode import encode_inspection
@@ -25,6 +28,7 @@ from latte.report.inspection import Inspection, inspect_ids
 from latte.report.latents import latent_use
 from latte.report.page import render_page
 from latte.report.runs import RunView, Unlogged, find_runs, read_run
+from latte.report.verdict import losses_to_others
 
 #: Columns of the table: key, name, format, which way is better, and what it is.
 COLUMNS = (
@@ -42,6 +46,13 @@ COLUMNS = (
     ("tokens_per_second", "training tokens/s", "rate", "high", "Tokens trained on in a second"),
     ("peak_memory", "peak memory", "bytes", "low", "The most memory that training held"),
     ("decode", "writing tokens/s", "rate", "high", "Tokens written in a second, deep into a text"),
+    (
+        "module_decode",
+        "by modules",
+        "rate",
+        "high",
+        "The same with torch modules alone, layer by layer, as every model can",
+    ),
     ("state", "memory of the past", "bytes", "low", "What is kept of a long text, to go on from it"),
 )
 #: What decodes a token, as compare and the cost of a report name it.
@@ -56,6 +67,7 @@ class Report:
     runs: list[RunView]
     inspections: dict[str, Inspection] = field(default_factory=dict)  # by the run's name
     notes: list[str] = field(default_factory=list)
+    losses: tuple[str, list[tuple[str, str]]] | None = None  # of a comparison: the first model, and what it loses where
 
 
 def build_report(
@@ -83,7 +95,7 @@ def build_report(
     runs, notes = _read_all(folders)
     if len(folders) == 1:
         runs[0].name = runs[0].variant
-    report = Report(runs, notes=notes)
+    report = Report(runs, notes=notes, losses=_losses(Path(folder)))
     trained = [run for run in runs if _has_model(run, report.notes)]
     length = None
     for run in trained:
@@ -129,6 +141,16 @@ def _read_all(folders: list[Path]) -> tuple[list[RunView], list[str]]:
     return runs, notes
 
 
+def _losses(folder: Path) -> tuple[str, list[tuple[str, str]]] | None:
+    """What the first model of a comparison loses to others; None if the folder holds no comparison of several."""
+    path = folder / COMPARISON
+    try:
+        rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+    except (TypeError, ValueError):
+        return None  # another kind of results, or of an earlier version
+    return (rows[0].name, losses_to_others(rows)) if len(rows) > 1 else None
+
+
 def _fill_losses(runs: list[RunView]) -> None:
     """The losses of the table, all of the same tokens: those that every length was measured on, if all runs have them.
 
@@ -164,6 +186,7 @@ def render_report(report: Report) -> str:
         "engines": _engines(runs),
         "train_length": runs[0].setting("data", "sequence_length"),
         "notes": report.notes,
+        "losses": None if report.losses is None else dict(zip(("name", "points"), report.losses, strict=True)),
         "same": _same(runs),
         "runs": [_run(run, report.inspections.get(run.name)) for run in runs],
     }

@@ -3,51 +3,76 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from latte.eval.comparison import Row
-from latte.extras import need
 from latte.files import write_text
-from latte.loading.layout import COMPARISON, read_metrics
+from latte.loading.layout import COMPARISON
+from latte.report.comparison_plots import plots
+from latte.report.verdict import verdict
 
-COLUMNS = {
-    "model": lambda row: row.name,
-    "params": lambda row: f"{row.parameters:,}",
-    "loss at trained length": lambda row: f"{row.at_training['loss']:.4f} at {row.trained_context:,}",
-    "loss at longest": lambda row: f"{row.contexts[-1]['loss']:.4f} at {row.contexts[-1]['context']:,}",
-    "ppl": lambda row: f"{row.at_training['perplexity']:.2f}",
-    "bpb": lambda row: f"{row.at_training['bits_per_byte']:.4f}",
-    "train tok/s": lambda row: f"{row.train_tokens_per_second:,.0f}",
-    "peak MiB": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f}",
-    "decode tok/s": lambda row: f"{row.decode_tokens_per_second:,.0f} ({row.decode_engine})",
-    "state KiB": lambda row: f"{row.state_bytes / 1024:,.0f}",
-}
+Form = Callable[[Row], str]
+
+
+def columns(rows: list[Row]) -> dict[str, Form]:
+    """The table's columns; what no row has is left out."""
+    forms: dict[str, Form] = {"model": lambda row: row.name, "params": lambda row: f"{row.parameters:,}"}
+    if any(row.sizes for row in rows):
+        forms["sizes"] = lambda row: _sizes(row.sizes)
+    if any(row.searched for row in rows):
+        forms["rate"] = lambda row: f"{row.learning_rate:g}" + "!" * row.rate_at_edge
+    forms |= {
+        "loss at trained length": lambda row: _loss(row.at_training),
+        "loss at longest": lambda row: _loss(row.at_longest),
+        "ppl": lambda row: f"{row.at_training['perplexity']:.2f}",
+        "bpb": lambda row: f"{row.at_training['bits_per_byte']:.4f}",
+        "train tok/s": lambda row: _rate(row.train_tokens_per_second),
+        "peak MiB": lambda row: f"{row.peak_memory_bytes / 2**20:,.0f}",
+        "write tok/s": lambda row: f"{_rate(row.decode_tokens_per_second)} ({row.decode_engine})",
+        "by modules": lambda row: _rate(row.module_tokens_per_second),
+        "state KiB": lambda row: f"{row.state_bytes / 1024:,.0f}",
+    }
+    return forms
 
 
 def rich_table(rows: list[Row]) -> Table:
-    table = Table(*COLUMNS, title=caption(rows), title_justify="left")
+    forms = columns(rows)
+    table = Table(*forms, title=caption(rows), title_justify="left")
     for row in rows:
-        table.add_row(*(form(row) for form in COLUMNS.values()))
+        table.add_row(*(form(row) for form in forms.values()))
     return table
 
 
 def caption(rows: list[Row]) -> str:
     """What the rows have in common, and how to read them."""
-    text = f"{rows[0].tokens:,} tokens of training each; losses at all lengths are of the same "
-    text += f"{rows[0].at_training['tokens']:,} held-out tokens, and ppl and bpb are of the trained length."
-    if rows[0].unreached:
-        text += f" No document reaches {', '.join(f'{length:,}' for length in rows[0].unreached)} tokens: not measured."
-    if len({row.decode_engine for row in rows}) > 1:
-        text += " Decoding speeds compare engines (one native call a token, or torch modules) as well as mechanisms."
-    return text
+    first = rows[0]
+    text = f"{first.tokens:,} tokens of training each; losses at all lengths are of the same "
+    text += f"{first.at_training['tokens']:,} held-out tokens, and ppl and bpb are of the trained length."
+    if first.at_training.get("standard_error") is not None:
+        parts = len(first.at_training["parts"])
+        text += f" ± is the standard error over {parts} parts of this text, with these weights."
+    if first.unreached:
+        text += f" No document reaches {', '.join(f'{length:,}' for length in first.unreached)} tokens: not measured."
+    if any(row.searched for row in rows):
+        rates = ", ".join(f"{rate:g}" for rate, _ in first.searched)
+        text += f" Each learning rate is the best of {rates} in short runs"
+        text += "; ! marks the lowest or highest of them." if any(row.rate_at_edge for row in rows) else "."
+    text += " Speeds are the fastest of rounds in which all models took turns, writing those of one row"
+    text += " as the model decodes by itself (kernel: one native call a token; modules: torch) and by modules alone"
+    if first.load_average is not None:
+        text += f"; the load average when they began was {first.load_average:g}"
+    return text + "."
 
 
 def markdown(rows: list[Row]) -> str:
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([form(row) for form in COLUMNS.values()] for row in rows)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines) + f"\n{caption(rows)}\n"
+    """The table, its caption, what the first model loses, and the search for learning rates."""
+    text = f"{_table(columns(rows), rows)}\n{caption(rows)}\n{verdict(rows)}"
+    return text + (f"\n## Learning rates\n\n{_searches(rows)}" if any(row.searched for row in rows) else "")
 
 
 def write(rows: list[Row], folder: Path) -> list[Path]:
@@ -57,53 +82,34 @@ def write(rows: list[Row], folder: Path) -> list[Path]:
     return [folder / COMPARISON, folder / "table.md", *plots(rows, folder)]
 
 
-def plots(rows: list[Row], folder: Path) -> list[Path]:
-    """Loss while training, by context length and by position; speed, memory and state."""
-    need("matplotlib", "a plot")
-    from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
+def _searches(rows: list[Row]) -> str:
+    forms: dict[str, Form] = {"model": lambda row: row.name}
+    for index, (rate, _) in enumerate(next(row.searched for row in rows if row.searched)):
+        forms[f"{rate:g}"] = lambda row, index=index: _tried(row, index)  # type: ignore[misc]
+    about = "Validation losses at the end of the short runs, a whole schedule each; the chosen one is bold.\n\n"
+    return about + _table(forms, [row for row in rows if row.searched])
 
-    curves = Figure(figsize=(15, 4.5), layout="constrained")
-    training, context, position = curves.subplots(1, 3)
-    for row in rows:
-        lines = [line for line in read_metrics(folder / row.name) if "valid_loss" in line]
-        training.plot(
-            [line["step"] for line in lines], [line["valid_loss"] for line in lines], label=row.name, marker="."
-        )
-        context.plot(
-            [e["context"] for e in row.contexts], [e["loss"] for e in row.contexts], label=row.name, marker="o"
-        )
-        position.plot(
-            [(e["first"] * e["last"]) ** 0.5 for e in row.positions], [e["loss"] for e in row.positions], label=row.name
-        )
-    for axis, title, label in (
-        (training, "validation loss while training", "step"),
-        (context, "loss of the same tokens by context", "context (tokens)"),
-        (position, "loss by position, longest context", "tokens before"),
-    ):
-        axis.set(title=title, xlabel=label, ylabel="nats a token")
-        axis.grid(alpha=0.3)
-    context.set_xscale("log", base=2)
-    position.set_xscale("log", base=2)
-    training.legend(fontsize="small")
 
-    costs = Figure(figsize=(15, 0.9 + 0.45 * len(rows)), layout="constrained")
-    bars = {
-        "training, tokens/s": [row.train_tokens_per_second for row in rows],
-        "peak memory, MiB": [row.peak_memory_bytes / 2**20 for row in rows],
-        "decoding, tokens/s" + (" (different engines)" if len({row.decode_engine for row in rows}) > 1 else ""): [
-            row.decode_tokens_per_second for row in rows
-        ],
-        "state, KiB": [row.state_bytes / 1024 for row in rows],
-    }
-    for number, (axis, (title, values)) in enumerate(zip(costs.subplots(1, len(bars)), bars.items(), strict=True)):
-        drawn = axis.barh([row.name for row in rows], values, color=[f"C{index % 10}" for index in range(len(rows))])
-        axis.bar_label(drawn, fmt="{:,.0f}", padding=2, fontsize="small")
-        axis.set_title(title)
-        axis.margins(x=0.25)
-        axis.invert_yaxis()
-        if number:
-            axis.set_yticklabels([])
-    paths = [folder / "quality.png", folder / "cost.png"]
-    for figure, path in zip((curves, costs), paths, strict=True):
-        figure.savefig(path, dpi=120)
-    return paths
+def _tried(row: Row, index: int) -> str:
+    rate, loss = row.searched[index]
+    text = "not finite" if loss is None else f"{loss:.4f}"
+    return f"**{text}**" if rate == row.learning_rate else text
+
+
+def _table(forms: dict[str, Form], rows: list[Row]) -> str:
+    lines = [list(forms), ["---"] * len(forms), *([form(row) for form in forms.values()] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _loss(entry: dict[str, Any]) -> str:
+    error = entry.get("standard_error")
+    return f"{entry['loss']:.4f}" + ("" if error is None else f" ± {error:.4f}") + f" at {entry['context']:,}"
+
+
+def _rate(speed: float | None) -> str:
+    return "-" if speed is None else f"{speed:,.0f}"
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    words = {"num_hidden_layers": "{} layers", "hidden_size": "width {}", "intermediate_size": "MLP {}"}
+    return ", ".join(form.format(sizes[name]) for name, form in words.items() if name in sizes)

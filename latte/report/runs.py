@@ -121,8 +121,11 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     run.engine = compared.get("decode_engine") or ""
     run.row |= {
         "decode": compared.get("decode_tokens_per_second"),
+        "module_decode": compared.get("module_tokens_per_second"),
         "state": compared.get("state_bytes"),
     }
+    # Timed with all others in turns, which training was not.
+    run.row["tokens_per_second"] = compared.get("train_tokens_per_second") or run.row["tokens_per_second"]
     run.samples = [{"prompt": entry["prompt"], "text": entry["text"]} for entry in _json(folder / SAMPLES) or []]
     run.progress = spaced(read_lines(folder / TRAINING_SAMPLES))
     return run

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from latte.data import Batch
-from latte.errors import UserError
+from latte.errors import NotFinite, UserError
 from latte.files import digest_json
 from latte.layers.marks import decays, marks_of
 from latte.recipe import TrainRecipe
@@ -194,7 +194,7 @@ class LatteTrainer(Trainer):
         broken, stopping = self._agree(not finite, self.signal_number is not None)
         if broken:
             where = None if finite else self._leave(batches, losses)
-            raise UserError(
+            raise NotFinite(
                 f"the loss or its gradient is not finite at step {self.state.global_step + 1} (loss "
                 f"{float(losses.sum()):.4g}, gradient norm {norm:.4g}): stopped before the optimiser step"
                 + (f"; the batch is in {where}" if where else "")

@@ -1,4 +1,4 @@
-"""``latte compare`` from start to end: train several models on the same budget and measure each."""
+"""``latte compare`` from start to end: train several models on the same budget, then measure and time them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from latte.data import Corpus, PackedRows, prepare
 from latte.errors import Stopped, UserError
 from latte.eval.comparison import Row, measure
+from latte.eval.speed import load_average, time_models
 from latte.files import digest_json, write_text
-from latte.loading.layout import COMPARED, read_recipe
-from latte.models import LatteForCausalLM, preset, variants
-from latte.models.presets import shared_overrides
+from latte.loading.layout import COMPARED, SEARCH, SPEEDS, read_recipe
 from latte.recipe import CompareRecipe, Recipe, anchored, flatten, require_same, to_yaml
 from latte.train import train
 from latte.train.run import with_tokenizer
+from latte.workflows.rates import choose_rate
+from latte.workflows.sizes import plan
 
 Say = Callable[[str], None]
 
 
 def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]:
-    """Train, evaluate and measure every model, one after another; finished ones are read from their folders.
+    """Choose a learning rate for each model, train and evaluate it, one model after another; then time all in turns.
+
+    What an earlier call has done is read from the folders.
 
     Raises:
         UserError: settings or text that can't be used, or a training that failed.
@@ -38,47 +39,64 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
     check_text(recipe, corpus)
     recipes = plan(recipe, len(corpus.tokenizer))
     for settings in recipes.values():
-        check_run(settings)
-    rows = []
-    for name, settings in recipes.items():
-        kept = Path(settings.out) / COMPARED
-        key = digest_json([asdict(settings), _measuring(recipe)])
-        found = json.loads(kept.read_text()) if kept.is_file() else {}
-        if found.get("key") != key:
-            say(f"{name}: training")
-            _train(settings, recipe.isolate)
-            say(f"{name}: measuring")
-            row = measure(name, settings, recipe)
-            write_text(kept, json.dumps({"key": key, "row": asdict(row)}, indent=1) + "\n")
-            found = {"row": asdict(row)}
-        rows.append(Row(**found["row"]))
-    return rows
+        check_run(settings, rate_is_searched=bool(recipe.learning_rates))
+    rows = [_row(name, settings, recipe, corpus, say) for name, settings in recipes.items()]
+    return _with_speeds(rows, recipes, recipe, corpus, say)
 
 
-def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
-    """The training recipe of every model, with matched numbers of parameters if the recipe says so.
+def _row(name: str, settings: Recipe, recipe: CompareRecipe, corpus: Corpus, say: Say) -> Row:
+    """One model's row, without speeds."""
+    searched: list[tuple[float, float | None]] = []
+    if recipe.learning_rates:
+        folder, steps = Path(recipe.out) / SEARCH, recipe.steps_of_search
+        search = choose_rate(name, settings, recipe.learning_rates, steps, folder, corpus.digest, say)
+        searched = list(zip(search.rates, search.losses, strict=True))
+        settings = replace(settings, train=replace(settings.train, learning_rate=search.best))
+    kept = Path(settings.out) / COMPARED
+    key = digest_json([asdict(settings), searched, _measuring(recipe)])
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if found.get("key") != key:
+        say(f"{name}: training" + (f" with learning rate {settings.train.learning_rate:g}" if searched else ""))
+        _train(settings, recipe.isolate)
+        say(f"{name}: measuring")
+        found = {"key": key, "row": asdict(measure(name, settings, recipe, searched))}
+        write_text(kept, json.dumps(found, indent=1) + "\n")
+    return Row(**found["row"])
 
-    Raises:
-        UserError: an unknown name or setting.
-    """
-    chosen = {name: _variant(name, recipe) for name in recipe.variants}
-    extra = {"vocab_size": vocab_size, "max_position_embeddings": recipe.data.sequence_length}
-    # Counted in any case: a setting that a model does not take is found here, before the first training.
-    counts = {name: count_parameters(*choice, recipe.model.size, extra) for name, choice in chosen.items()}
-    if recipe.match_parameters:
-        target = counts[recipe.match] if recipe.match else max(counts.values())
-        for name, (variant, overrides) in chosen.items():
-            matched = _matched(variant, overrides, recipe.model.size, extra, target)
-            chosen[name] = (variant, {**overrides, **matched})
-    return {
-        name: Recipe(
-            out=str(Path(recipe.out) / name),
-            data=recipe.data,
-            model=replace(recipe.model, variant=variant, overrides=overrides),
-            train=recipe.train,
+
+def _with_speeds(
+    rows: list[Row], recipes: dict[str, Recipe], recipe: CompareRecipe, corpus: Corpus, say: Say
+) -> list[Row]:
+    """The rows with speeds, which are timed unless the same models were timed in the same way before."""
+    kept = Path(recipe.out) / SPEEDS
+    names = ("decode_context", "decode_tokens", "timing_rounds")
+    models = [[asdict(settings.model), row.parameters] for settings, row in zip(recipes.values(), rows, strict=True)]
+    key = digest_json([{name: getattr(recipe, name) for name in names}, models, asdict(recipe.train)])
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if found.get("key") != key or recipe.time_again:
+        packed = PackedRows(corpus.train, recipe.data.sequence_length)
+        batch = packed.batch([index % len(packed) for index in range(recipe.train.batch_size)])
+        load = load_average()
+        speeds = time_models(
+            {name: settings.out for name, settings in recipes.items()},
+            batch,
+            recipe.train,
+            context=recipe.decode_context,
+            tokens=recipe.decode_tokens,
+            rounds=recipe.timing_rounds,
+            say=say,
         )
-        for name, (variant, overrides) in chosen.items()
-    }
+        found = {"key": key, "load_average": load, "speeds": {name: asdict(speed) for name, speed in speeds.items()}}
+        write_text(kept, json.dumps(found, indent=1) + "\n")
+    timed = []
+    for row, settings in zip(rows, recipes.values(), strict=True):
+        row = replace(row, **found["speeds"][row.name], load_average=found["load_average"])
+        own = Path(settings.out) / COMPARED
+        about = json.loads(own.read_text(encoding="utf-8"))
+        if about["row"] != asdict(row):
+            write_text(own, json.dumps({**about, "row": asdict(row)}, indent=1) + "\n")
+        timed.append(row)
+    return timed
 
 
 def check_text(recipe: CompareRecipe, corpus: Corpus) -> None:
@@ -97,8 +115,11 @@ def check_text(recipe: CompareRecipe, corpus: Corpus) -> None:
         PackedRows(part, recipe.data.sequence_length, "training part" if part is corpus.train else "validation part")
 
 
-def check_run(settings: Recipe) -> None:
+def check_run(settings: Recipe, rate_is_searched: bool = False) -> None:
     """Refuse a folder of another run at once; of another number of steps too, since all have to read as much.
+
+    Args:
+        rate_is_searched: the learning rate is not known yet; the run compares it when it goes on.
 
     Raises:
         UserError: the folder holds a run with other settings.
@@ -107,49 +128,14 @@ def check_run(settings: Recipe) -> None:
     if recorded is None:
         return
     mine = replace(settings, data=with_tokenizer(settings))
+    if rate_is_searched:
+        mine = replace(mine, train=replace(mine.train, learning_rate=recorded.train.learning_rate))
     require_same(flatten(mine), flatten(recorded), settings.out)
     if mine.train.steps != recorded.train.steps:
         raise UserError(
             f"{settings.out} was trained for {recorded.train.steps} steps, now {mine.train.steps}: give another --out, "
             "so that all models are trained alike"
         )
-
-
-def count_parameters(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any]) -> int:
-    """Number of a model's parameters, counted on the meta device, without allocating them."""
-    try:
-        config = preset(variant, size, **{**extra, **overrides})
-        with torch.device("meta"):
-            model = LatteForCausalLM(config)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{variant}: {error}") from error
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _variant(name: str, recipe: CompareRecipe) -> tuple[str, dict[str, Any]]:
-    """A preset and its overrides; settings for all are left out where a variant has no such option."""
-    known = variants()
-    if name not in known:
-        raise UserError(f"there is no variant {name!r} to compare, expected some of {', '.join(known)}")
-    shared = shared_overrides(name, recipe.model.size, recipe.model.overrides)
-    return name, {**shared, **recipe.overrides.get(name, {})}
-
-
-def _matched(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any], target: int) -> dict[str, Any]:
-    """The MLP width, a multiple of 8, that brings the parameters nearest to ``target``; without MLPs, the depth.
-
-    Parameters grow linearly with either.
-    """
-
-    def count(name: str, value: int) -> int:
-        return count_parameters(variant, {**overrides, name: value}, size, extra)
-
-    for name, low, high, multiple in (("intermediate_size", 64, 128, 8), ("num_hidden_layers", 1, 2, 1)):
-        few, many = count(name, low), count(name, high)
-        if many > few:
-            value = low + (target - few) * (high - low) / (many - few)
-            return {name: max(multiple, multiple * round(value / multiple))}
-    raise UserError(f"{variant}: its parameters depend neither on the MLP's width nor on depth: they can't be matched")
 
 
 def _train(settings: Recipe, isolate: bool) -> None:
@@ -175,5 +161,5 @@ def _train(settings: Recipe, isolate: bool) -> None:
 
 
 def _measuring(recipe: CompareRecipe) -> dict[str, Any]:
-    names = ("eval_tokens", "eval_contexts", "min_document_tokens", "join_documents", "decode_context", "decode_tokens")
+    names = ("eval_tokens", "eval_contexts", "min_document_tokens", "join_documents", "decode_context")
     return {name: getattr(recipe, name) for name in (*names, "sample_prompt", "sample_tokens")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,31 +16,7 @@ from latte.report import build_report, find_runs, inspect_text, latent_use, read
 from latte.report.build import _write
 from latte.report.cost import measure_cost
 from tests.report.browser import browser, missing
-from tests.report.support import TEXT, model, saved, tokenizer
-
-
-def make_run(folder: Path, variant: str = "latte-r-swa++", finished: bool = True) -> Path:
-    """A run's folder as training leaves it."""
-    folder.mkdir(parents=True)
-    recipe = {
-        "out": str(folder),
-        "data": {"source": "python-stdlib", "tokenizer": "bpe", "vocab_size": 300, "sequence_length": 32},
-        "model": {"variant": variant, "size": "tiny"},
-        "train": {"steps": 40, "batch_size": 4, "seed": 0},
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
-    lines: list[dict[str, Any]] = []
-    for step in range(10, 50, 10):
-        lines.append({"step": step, "loss": 5 - step / 20, "tokens": step * 128, "tokens_per_second": 900.0})
-    lines.append({"step": 40, "valid_loss": 3.25})
-    # A kill may leave half a line behind.
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5')
-    if finished:
-        saved(folder / "model", variant)
-        result = {"steps": 40, "parameters": 12345, "tokens": 5120, "valid_loss": 3.25, "seconds": 5.0}
-        result |= {"tokens_per_second": 1024.0, "peak_memory_bytes": 2**28}
-        (folder / "result.json").write_text(json.dumps(result))
-    return folder
+from tests.report.support import TEXT, make_run, model, page_data, saved, tokenizer
 
 
 def evaluation(folder: Path) -> None:
@@ -52,12 +27,6 @@ def evaluation(folder: Path) -> None:
     ]
     positions = [{"first": 1, "last": 1, "tokens": 3, "loss": 5.0}, {"first": 2, "last": 8, "tokens": 3, "loss": 3.5}]
     (folder / "eval.json").write_text(json.dumps({"contexts": contexts, "positions": positions}))
-
-
-def page_data(page: str) -> Any:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:

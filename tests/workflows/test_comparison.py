@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from latte.cli.main import main
 from latte.cli.recipes import recipe_names, recipe_path
 from latte.errors import UserError
-from latte.eval.comparison import decode_speed
 from latte.models import LatteForCausalLM, preset
+from latte.ops.native.library import available
 from latte.recipe import CompareRecipe, DataRecipe, ExtendRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml
 from latte.report.comparison import markdown, write
 from latte.workflows import comparison as module
-from latte.workflows.comparison import compare, count_parameters, plan
+from latte.workflows.comparison import compare
+from latte.workflows.sizes import count_parameters, plan
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -61,7 +63,8 @@ def test_rows_table_and_plots(recipe, tmp_path, monkeypatch):
     assert cached <= by_name["transformer++"].state_bytes < 1.05 * cached
     paths = write(rows, Path(settings.out))
     assert all(path.stat().st_size > 100 for path in paths)
-    table, caption = markdown(rows).split("\n\n")
+    table, caption, *rest = markdown(rows).split("\n\n")
+    assert rest[0] == "## Where latte-r-swa++ loses"
     assert table.count("\n") == 5
     assert "losses at all lengths are of the same" in caption
     for row in rows:  # loss and perplexity of one table agree
@@ -70,7 +73,8 @@ def test_rows_table_and_plots(recipe, tmp_path, monkeypatch):
     assert json.loads(paths[0].read_text())[0]["name"] == "latte-r-swa++"
     for name in settings.variants:
         assert json.loads((Path(settings.out) / name / "samples.json").read_text())[0]["prompt"] == ""
-    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained again"))
+    for what in ("_train", "time_models"):
+        monkeypatch.setattr(module, what, lambda *args, what=what, **kwargs: pytest.fail(f"{what} again"))
     assert compare(settings) == rows
 
 
@@ -88,15 +92,90 @@ def test_parameters_are_matched_by_the_width_of_the_mlp(recipe):
     assert max(free) / min(free) > 1.2
 
 
+def test_parameters_without_an_mlp_are_matched_by_layers_and_width(recipe):
+    names = ["latte-r-swa++", "mamba", "mamba2", "kla", "rwkv7"]
+    settings = recipe(variants=names, match_parameters=True, match="latte-r-swa++", model=ModelRecipe(size="tiny"))
+    planned = plan(settings, 257)
+    extra = {"vocab_size": 257, "max_position_embeddings": 16}
+    counts = [count_parameters(entry.model.variant, entry.model.overrides, "tiny", extra) for entry in planned.values()]
+    assert max(abs(count / counts[0] - 1) for count in counts) <= 0.02
+    assert {"intermediate_size"} == set(planned["rwkv7"].model.overrides)
+    for name in ("mamba", "mamba2", "kla"):
+        assert "num_hidden_layers" in planned[name].model.overrides
+        assert "intermediate_size" not in planned[name].model.overrides
+    with pytest.raises(UserError, match=r"mamba2: no width of its MLP, .* within 0.0% of .* the nearest has"):
+        plan(
+            recipe(
+                variants=["mamba2"],
+                match_parameters=True,
+                match="latte-r-swa++",
+                match_within=0.0,
+                model=ModelRecipe(size="tiny"),
+            ),
+            257,
+        )
+
+
+def test_a_narrow_mlp_gives_way_to_fewer_layers(recipe):
+    wide = {"intermediate_size": 40, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    settings = recipe(
+        variants=["transformer++", "retnet"],
+        match_parameters=True,
+        match="transformer++",
+        model=ModelRecipe(overrides=wide),
+    )
+    planned = plan(replace(settings, overrides={"transformer++": wide}), 257)
+    assert planned["retnet"].model.overrides["num_hidden_layers"] == 1
+    assert planned["retnet"].model.overrides["intermediate_size"] >= 64
+
+
+def test_each_model_has_the_best_of_the_learning_rates(recipe):
+    rates = [1e-5, 1e-2]
+    settings = recipe(
+        variants=["transformer++", "wider"],
+        bases={"wider": "transformer++"},
+        overrides={"wider": {"intermediate_size": 48}},
+        learning_rates=rates,
+        search_steps=3,
+    )
+    said: list[str] = []
+    rows = compare(settings, said.append)
+    for row in rows:
+        assert [rate for rate, _ in row.searched] == rates
+        assert row.learning_rate == min(row.searched, key=lambda pair: pair[1])[0]
+        assert row.rate_at_edge
+        recorded = from_yaml(Recipe, Path(settings.out) / row.name / "config.yaml")
+        assert recorded.train.learning_rate == row.learning_rate
+    assert rows[0].parameters < rows[1].parameters
+    assert sum("learning rate 0.01, 3 steps: validation loss" in line for line in said) == 2
+    text = markdown(rows)
+    assert "Each learning rate is the best of 1e-05, 0.01 in short runs; ! marks" in text
+    assert text.count("**2.") + text.count("**3.") + text.count("**4.") + text.count("**5.") == 2  # the chosen ones
+    said.clear()
+    assert compare(settings, said.append) == rows
+    assert not said
+
+
+def test_speeds_are_timed_again_where_that_is_asked_for(recipe, monkeypatch):
+    settings = recipe(variants=["latte-r-swa++", "transformer++"])
+    rows = compare(settings)
+    assert [row.decode_engine for row in rows] == ["kernel", "modules"] if available() else ["modules", "modules"]
+    assert all(row.train_tokens_per_second > 0 and row.module_tokens_per_second > 0 for row in rows)
+    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr(module, "load_average", lambda: 77.5)
+    again = compare(replace(settings, time_again=True))
+    assert [row.load_average for row in again] == [77.5, 77.5]
+    assert "the load average when they began was 77.5" in markdown(again)
+    assert compare(settings) == again  # the last timing is kept, in the runs as well
+    kept = json.loads((Path(settings.out) / "transformer++" / "compare.json").read_text())["row"]
+    assert kept["train_tokens_per_second"] == again[1].train_tokens_per_second
+
+
 def test_counting_makes_no_memory_and_is_right():
     made = LatteForCausalLM(preset("latte-r-swa++", "tiny", vocab_size=99))
     assert count_parameters("latte-r-swa++", {}, "tiny", {"vocab_size": 99}) == sum(
         p.numel() for p in made.parameters()
     )
-    speed, held, engine = decode_speed(made.eval(), 40, 4)
-    assert engine in ("kernel", "modules")
-    assert speed > 0
-    assert held == decode_speed(made, 80, 4)[1]
 
 
 def test_each_in_a_process_of_its_own(recipe):
@@ -110,7 +189,16 @@ def test_each_in_a_process_of_its_own(recipe):
         ({"variants": ["lattte"]}, "no variant 'lattte'"),
         ({"variants": ["latte", "latte"]}, "expected different names"),
         ({"overrides": {"gla": {}}}, "'gla' is set but not compared"),
-        ({"match": "gla"}, "'gla' is set but not compared"),
+        ({"match": "glaa", "match_parameters": True}, "no variant 'glaa'"),
+        ({"bases": {"mine": "gla"}}, "'mine' is set but not compared"),
+        ({"variants": ["mine"], "bases": {"mine": "mine"}}, "no variant 'mine'"),
+        ({"variants": ["a/b"]}, "'a/b' is among variants, expected names that a folder can have"),
+        ({"learning_rates": [1e-3]}, r"learning_rates are \[0.001\], expected none or several positive"),
+        ({"learning_rates": [1e-2, 1e-3]}, "in rising order"),
+        ({"learning_rates": [0.0, 1e-3]}, "several positive numbers"),
+        ({"search_steps": 0}, "search_steps is 0, expected at least 1"),
+        ({"timing_rounds": 0}, "timing_rounds is 0, expected at least 1"),
+        ({"match_within": 2.0}, "match_within is 2.0, expected 0 to 1"),
     ],
 )
 def test_mistakes(recipe, settings, message):
@@ -128,7 +216,7 @@ def test_packaged_recipes_are_valid(capsys):
             main([command, "--config", name, "--print_config"])
         assert caught.value.code == 0
         assert "data:" in capsys.readouterr().out
-    assert {"demo", "table1-small"} <= set(recipe_names())
+    assert {"demo", "table1-small", "table2-small"} <= set(recipe_names())
 
 
 @pytest.mark.parametrize(

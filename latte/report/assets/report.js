@@ -24,6 +24,10 @@
       ? `${data.same ? 'The same text and the same number of tokens for each.' : 'These runs differ in their text or their number of tokens.'} The best of each column stands out; a column’s name sorts by it.` : null, several ? null : 'Result');
     node.append(resultTable());
   }
+  if (data.losses) {
+    const node = section('losses', `Where ${data.losses.name} loses`, 'Everything that another model does better, and by how much.', 'Where it loses');
+    node.append(el('div', { class: 'card' }, el('ul', {}, data.losses.points.map(([title, text]) => el('li', {}, el('strong', {}, title), ' ', text)))));
+  }
 
   function resultTable() {
     let order = runs.map((_, index) => index);
