@@ -287,6 +287,7 @@ void window_forward_typed(const WindowForward& w) {
     const int64_t keys = min64(w.S, step + reach), wide = min64(w.S, Q + reach) + kKeys;
     large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)), w.threads);
 
+    const auto task = [&](int64_t u) { return span_of(w, step, 1, u / w.G / steps, u / w.G % steps, u % w.G); };
     parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
         Scratch mem(room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) + room(Q, sizeof(T)) + room(Q * w.D, sizeof(T)) +
                     room((wide + kKeys) * Q, sizeof(T)) + room(kOutputs<T> * Vp, sizeof(T)) + room(Q, sizeof(T)));
@@ -297,13 +298,19 @@ void window_forward_typed(const WindowForward& w) {
         T* inverse = mem.zeros<T>(Q);
 
         for (int64_t u = begin; u < end; ++u) {
-            const Span s = span_of(w, step, 1, u / w.G / steps, u / w.G % steps, u % w.G);
+            const Span s = task(u);
             const Int<T>* ids = key_ids<T>(key_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, s.m);
             const T* key = at<T>(w.k, s.b, s.j0, s.g);
             pack_rows(packed, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
+            const Span next = u + 1 < end ? task(u + 1) : Span{};
+            const int64_t blocks = group * ((s.n + Q - 1) / Q);
+            int64_t block_number = 0, fetched = 0;
             for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
                 for (int64_t i = s.i0; i < s.i0 + s.n; i += Q) {
                     const Block block = block_of<T>(w, s, i);
+                    // The next task packs its values before it computes: fetched now, they are not waited for then.
+                    for (const int64_t upto = next.m * ++block_number / blocks; fetched < upto; ++fetched)
+                        fetch_row(at<T>(w.v, next.b, next.j0 + fetched, next.g), w.V);
                     // Behind the arithmetic: what the next block reads.
                     for (int64_t r = i + Q; r < min64(i + 2 * Q, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
                     for (int64_t j = block.hi[kAcross - 1]; j < min64(block.hi[kAcross - 1] + Q, s.m); ++j)
