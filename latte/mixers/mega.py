@@ -12,26 +12,20 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear
 from latte.layers.marks import Mark, Marked
 from latte.layers.rotary import rotary
-from latte.mixers.base import Mixer, Preset
+from latte.mixers.base import Preset
+from latte.mixers.gated_attention import GatedAttentionMixer, GatedAttentionState
 from latte.mixers.registry import register
 from latte.ops import AttentionState, ScanState, WindowState, diagonal_scan, softmax_attention, window_attention
 from latte.ops.numbers import compute_dtype
 from latte.ops.recompute import recomputed
 from latte.shapes import require_divides
-from latte.state import State, state
+from latte.state import State
 from latte.tokens import Tokens
 
 # Tokens whose moving averages are in memory at once: several numbers for every channel.
 BLOCK = 256
-
-
-@state
-class MegaState(State):
-    average: ScanState
-    attention: State
 
 
 class MovingAverage(Marked):
@@ -75,7 +69,7 @@ def _averaged(
 
 
 @register("mega")
-class MegaMixer(Mixer):
+class MegaMixer(GatedAttentionMixer):
     """out = u . (silu(h + W_h (r . a)) - x), a_t = sum_s softmax_s(q_t . k_s / sqrt(Z)) v_s,  v = silu(W_v x).
 
     m = silu(average(x) + w . x), a damped moving average, and (u, z, r, h) are projections of m, through sigmoid, silu,
@@ -106,67 +100,53 @@ class MegaMixer(Mixer):
         "mega": lambda size: {"pattern": [["mixer", "gelu"]]},
     }
     published = {"mega": (23.75, 153)}  # noqa: RUF012
-    marks: ClassVar[Mapping[str, Mark]] = dict.fromkeys(("skip", "scale", "shift"), Mark(decay=False))
+    marks: ClassVar[Mapping[str, Mark]] = {**GatedAttentionMixer.marks, "skip": Mark(decay=False)}
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
-        options, D = self.options, config.hidden_size
-        for name in ("chunk", "ema_size", "value_expansion"):
+        require_divides("mixer 'mega'", 2, self.keys, "channels in a pair", "key_width")
+        self.rotary = rotary(self.keys, config.rope_theta)
+
+    def build_filter(self) -> None:
+        options, D = self.options, self.config.hidden_size
+        for name in ("chunk", "ema_size"):
             if getattr(options, name) is not None and getattr(options, name) < 1:
                 raise ValueError(f"mixer 'mega': {name} is {getattr(options, name)}, expected at least 1")
-        require_divides("mixer 'mega'", 2, options.key_width, "channels in a pair", "key_width")
-        self.values, self.keys = options.value_expansion * D, options.key_width
         self.average = MovingAverage(D, options.ema_size)
-        self.back_average = MovingAverage(D, options.ema_size) if config.bidirectional else None
+        self.back_average = MovingAverage(D, options.ema_size) if self.config.bidirectional else None
         self.skip = nn.Parameter(torch.empty(D))
-        self.v_proj = nn.Linear(D, self.values)
-        self.in_proj = nn.Linear(D, 2 * D + self.keys + self.values)
-        self.scale, self.shift = (nn.Parameter(torch.empty(2, self.keys)) for _ in range(2))
-        self.h_proj = Linear(self.values, D)
-        self.rotary = rotary(self.keys, config.rope_theta)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         for average in (self.average, self.back_average):
             if average is not None:
                 average.reset_parameters()
         init.normal_(self.skip)
-        init.normal_(self.scale, std=0.02)
-        init.zeros_(self.shift)
 
-    def init_state(self, like_BTD: Tensor) -> MegaState:
+    def init_state(self, like_BTD: Tensor) -> GatedAttentionState:
         average = ScanState.empty(like_BTD, self.config.hidden_size * self.options.ema_size)
         if self.options.chunk is None:
-            return MegaState(average, AttentionState.empty(like_BTD, 1, self.keys, self.values))
-        return MegaState(average, WindowState.empty(like_BTD, self.options.chunk - 1, 0, 1, self.keys, self.values))
+            return GatedAttentionState(average, AttentionState.empty(like_BTD, 1, self.keys, self.values))
+        window = WindowState.empty(like_BTD, self.options.chunk - 1, 0, 1, self.keys, self.values)
+        return GatedAttentionState(average, window)
 
-    def averaged(self, x_BTD: Tensor, state: ScanState | None, tokens: Tokens) -> tuple[Tensor, ScanState]:
-        """m (B, T, D)."""
+    def filtered(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State]:
         y_BTD, after = self.average(x_BTD, state, tokens)
         if self.back_average is not None:
             back_BTD, _ = self.back_average(x_BTD.flip(1), None, tokens.reversed)
             y_BTD = y_BTD + back_BTD.flip(1)
         return F.silu(y_BTD + self.skip * x_BTD), after
 
-    def mix(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
-        D = self.config.hidden_size
-        m_BTD, average = self.averaged(x_BTD, None if state is None else state.average, tokens)
-        u, z, r, h = self.in_proj(m_BTD).to(x_BTD.dtype).split([D, self.keys, self.values, D], dim=-1)
-        qk_BT2Z = F.silu(z)[:, :, None] * self.scale + self.shift
-        q, k = (self.rotary.turn(x, tokens) for x in qk_BT2Z.split(1, dim=2))
-        v = F.silu(self.v_proj(x_BTD).to(x_BTD.dtype))[:, :, None]
-        a_BT1V, attention = self.attend(q, k, v, None if state is None else state.attention, tokens)
-        h_BTD = F.silu(h + self.h_proj(F.silu(r) * a_BT1V[:, :, 0]))
-        y_BTD = tokens.zero_padding(torch.sigmoid(u) * (h_BTD - x_BTD))
-        return y_BTD, None if attention is None else MegaState(average, attention)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
+    def attend(
+        self, q_BT1Z: Tensor, k_BT1Z: Tensor, v_BT1V: Tensor, state: Any, tokens: Tokens
+    ) -> tuple[Tensor, State | None]:
         """One head of softmax attention, to the document or within chunks of it."""
+        q, k = (self.rotary.turn(x, tokens) for x in (q_BT1Z, k_BT1Z))
         causal, chunk = not self.config.bidirectional, self.options.chunk
         if chunk is None:
-            return softmax_attention(q, k, v, causal=causal, state=state, tokens=tokens)
+            return softmax_attention(q, k, v_BT1V, causal=causal, state=state, tokens=tokens)
         reach = {"left": chunk - 1, "right": 0 if causal else chunk - 1}
-        y, _, after = window_attention(q, k, v, **reach, state=state, tokens=in_chunks(tokens, chunk))
+        y, _, after = window_attention(q, k, v_BT1V, **reach, state=state, tokens=in_chunks(tokens, chunk))
         return y, None if after is None else _of_this_chunk(after, tokens.count_B % chunk)
 
     def flops_per_token(self, context: int) -> int:
