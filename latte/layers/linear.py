@@ -58,6 +58,17 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
+class HeadNorm(nn.Module):
+    """:func:`head_norm` as a module. The contract takes it out where it compares outputs in float32."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, y_BTHV: Tensor) -> Tensor:
+        return head_norm(y_BTHV, self.eps)
+
+
 class TokenLinear(nn.Linear):
     """A large projection; of one token of a few rows without gradients, at the speed of memory."""
 
