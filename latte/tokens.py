@@ -200,15 +200,26 @@ class Tokens:
         return Compact(order_BT, torch.argsort(order_BT, dim=1))
 
     @derived
+    def longest(self) -> int:
+        """Tokens of the longest document in these rows, at least 1; the whole row where numbers can't be looked at."""
+        if self.plain or self._hidden:
+            return self.length
+        return max(1, int(self.in_row_BT.max()))
+
+    @property
+    def _hidden(self) -> bool:
+        """Whether the numbers of the flags can't be looked at."""
+        flags = self.reset if self.mask is None else self.mask
+        return flags is not None and values_hidden(flags)
+
+    @derived
     def documents(self) -> Documents:
         """Every document as a row of its own. Where numbers can't be looked at, with room for all cases: quadratic."""
-        B, T = self.batch, self.length
-        document_BT, rows, longest = torch.arange(B, device=self.device)[:, None].expand(B, T), B, T
+        B, T, longest = self.batch, self.length, self.longest
+        document_BT, rows = torch.arange(B, device=self.device)[:, None].expand(B, T), B
         if self.reset is not None:
             document_BT, rows = document_BT * (T + 1) + self.segment_BT, B * (T + 1)
-        if not values_hidden(document_BT if self.mask is None else self.mask):
-            longest = max(1, int(self.in_row_BT.max()))
-            if self.reset is not None:
+            if not self._hidden:
                 numbers_R, document_BT = document_BT.unique(return_inverse=True)
                 rows = numbers_R.numel()
         room = rows * longest

@@ -105,6 +105,7 @@ def test_documents_become_rows_without_padding_and_come_back():
     rows = tokens.documents.gather(x)[..., 0]
     assert rows.tolist() == [[1, 3, 4], [5, 6, 0], [8, 9, 10]]
     assert tokens.documents.real_RL.tolist() == [[True] * 3, [True, True, False], [True] * 3]
+    assert tokens.longest == 3
     assert torch.equal(tokens.documents.scatter(rows), tokens.zero_padding(x)[..., 0])
 
 
