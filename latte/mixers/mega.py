@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,15 @@ from latte.layers.rotary import rotary
 from latte.mixers.base import Preset
 from latte.mixers.gated_attention import GatedAttentionMixer, GatedAttentionState
 from latte.mixers.registry import register
-from latte.ops import AttentionState, ScanState, WindowState, diagonal_scan, softmax_attention, window_attention
+from latte.ops import (
+    AttentionState,
+    ScanState,
+    WindowState,
+    diagonal_scan,
+    laplace_attention,
+    softmax_attention,
+    window_attention,
+)
 from latte.ops.numbers import compute_dtype
 from latte.ops.recompute import recomputed
 from latte.shapes import require_divides
@@ -77,12 +85,17 @@ class MegaMixer(GatedAttentionMixer):
     of so many tokens of the document, and the average is what passes between runs: linear time and a state of one size.
     If bidirectional, a second average runs from the right, and both hold the present token.
 
-    Source: arXiv 2209.10655. Places are told by rotary encoding, one of its two biases. Its Laplace attention, for
-    images, is left out. Its averages are cut to 1,024 taps in some runs; here they are whole.
+        softmax  the weights above; q and k are turned by their places
+        laplace  weights phi(q_t . k_s / n_t + b_{t-s}) that nothing normalises (``latte.ops.laplace``): n_t tokens are
+                 seen, and b_{t-s} = R_t alpha . R_s beta, learned vectors turned by their places
+
+    Source: arXiv 2209.10655, where laplace is for images. Of its two biases b is the rotary one; beside a softmax it is
+    replaced by the usual rotary encoding. Its averages are cut to 1,024 taps in some runs; here they are whole.
     """
 
     @dataclass(frozen=True)
     class Options:
+        attention: Literal["softmax", "laplace"] = "softmax"
         chunk: int | None = None  # None: attention to the whole document
         ema_size: int = 16  # averages of each channel
         key_width: int = 64  # Z
@@ -94,13 +107,20 @@ class MegaMixer(GatedAttentionMixer):
         {"chunk": 5, "ema_size": 3, "key_width": 2, "value_expansion": 1},
         {"ema_size": 2, "key_width": 4, "bidirectional": True},
         {"chunk": 3, "ema_size": 1, "key_width": 2, "bidirectional": True},
+        {"attention": "laplace", "ema_size": 2, "key_width": 4},
+        {"attention": "laplace", "chunk": 5, "ema_size": 1, "key_width": 2, "value_expansion": 1},
+        {"attention": "laplace", "ema_size": 1, "key_width": 4, "bidirectional": True},
+        {"attention": "laplace", "chunk": 3, "ema_size": 1, "key_width": 2, "bidirectional": True},
     )
     presets: ClassVar[Mapping[str, Preset] | None] = {
         "mega-chunk": lambda size: {"pattern": [["mixer", "gelu"]], "mixer_options": {"chunk": size.window}},
         "mega": lambda size: {"pattern": [["mixer", "gelu"]]},
     }
     published = {"mega": (23.75, 153)}  # noqa: RUF012
-    marks: ClassVar[Mapping[str, Mark]] = {**GatedAttentionMixer.marks, "skip": Mark(decay=False)}
+    marks: ClassVar[Mapping[str, Mark]] = {
+        **GatedAttentionMixer.marks,
+        **dict.fromkeys(("skip", "bias"), Mark(decay=False)),
+    }
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
@@ -115,6 +135,9 @@ class MegaMixer(GatedAttentionMixer):
         self.average = MovingAverage(D, options.ema_size)
         self.back_average = MovingAverage(D, options.ema_size) if self.config.bidirectional else None
         self.skip = nn.Parameter(torch.empty(D))
+        self.laplace = options.attention == "laplace"
+        if self.laplace:
+            self.bias = nn.Parameter(torch.empty(2, self.keys))  # alpha, beta
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -122,13 +145,15 @@ class MegaMixer(GatedAttentionMixer):
             if average is not None:
                 average.reset_parameters()
         init.normal_(self.skip)
+        if self.laplace:
+            init.normal_(self.bias, std=0.02)
 
     def init_state(self, like_BTD: Tensor) -> GatedAttentionState:
         average = ScanState.empty(like_BTD, self.config.hidden_size * self.options.ema_size)
+        widths = (1, 2 * self.keys if self.laplace else self.keys, self.values)
         if self.options.chunk is None:
-            return GatedAttentionState(average, AttentionState.empty(like_BTD, 1, self.keys, self.values))
-        window = WindowState.empty(like_BTD, self.options.chunk - 1, 0, 1, self.keys, self.values)
-        return GatedAttentionState(average, window)
+            return GatedAttentionState(average, AttentionState.empty(like_BTD, *widths))
+        return GatedAttentionState(average, WindowState.empty(like_BTD, self.options.chunk - 1, 0, *widths))
 
     def filtered(self, x_BTD: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State]:
         y_BTD, after = self.average(x_BTD, state, tokens)
@@ -140,19 +165,41 @@ class MegaMixer(GatedAttentionMixer):
     def attend(
         self, q_BT1Z: Tensor, k_BT1Z: Tensor, v_BT1V: Tensor, state: Any, tokens: Tokens
     ) -> tuple[Tensor, State | None]:
-        """One head of softmax attention, to the document or within chunks of it."""
-        q, k = (self.rotary.turn(x, tokens) for x in (q_BT1Z, k_BT1Z))
+        """One head of attention, to the document or within chunks of it."""
         causal, chunk = not self.config.bidirectional, self.options.chunk
-        if chunk is None:
-            return softmax_attention(q, k, v_BT1V, causal=causal, state=state, tokens=tokens)
-        reach = {"left": chunk - 1, "right": 0 if causal else chunk - 1}
-        y, _, after = window_attention(q, k, v_BT1V, **reach, state=state, tokens=in_chunks(tokens, chunk))
-        return y, None if after is None else _of_this_chunk(after, tokens.count_B % chunk)
+        inside = tokens if chunk is None else in_chunks(tokens, chunk)
+        q, k = self.with_places(q_BT1Z, k_BT1Z, tokens, inside)
+        after: Any
+        if self.laplace:
+            left = None if chunk is None else chunk - 1
+            y, after = laplace_attention(q, k, v_BT1V, causal=causal, left=left, state=state, tokens=inside)
+        elif chunk is None:
+            y, after = softmax_attention(q, k, v_BT1V, causal=causal, state=state, tokens=tokens)
+        else:
+            reach = {"left": chunk - 1, "right": 0 if causal else chunk - 1}
+            y, _, after = window_attention(q, k, v_BT1V, **reach, state=state, tokens=inside)
+        if chunk is None or after is None:
+            return y, after
+        return y, _of_this_chunk(after, tokens.count_B % chunk)
+
+    def with_places(self, q_BT1Z: Tensor, k_BT1Z: Tensor, tokens: Tokens, inside: Tokens) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B, T, 1, K) whose products are the logits, up to the scale of the softmax."""
+        if not self.laplace:
+            q, k = (self.rotary.turn(x, tokens) for x in (q_BT1Z, k_BT1Z))
+            return q, k
+        count_BT = inside.count_BT
+        if self.config.bidirectional:
+            count_BT = count_BT + inside.reversed.count_BT.flip(1) - 1
+        q_BT1Z = q_BT1Z / count_BT.clamp(min=1)[..., None, None].to(q_BT1Z.dtype)
+        bias_BT2Z = self.bias.to(q_BT1Z.dtype).expand(*count_BT.shape, -1, -1).contiguous()
+        alpha, beta = self.rotary.turn(bias_BT2Z, tokens).split(1, dim=2)
+        return torch.cat([q_BT1Z, alpha], dim=-1), torch.cat([k_BT1Z, beta], dim=-1)
 
     def flops_per_token(self, context: int) -> int:
         seen = context if self.options.chunk is None else self.options.chunk
         averages = 4 * self.config.hidden_size * self.options.ema_size
-        return super().flops_per_token(context) + averages + 2 * seen * (self.keys + self.values)
+        widths = 2 * self.keys if self.laplace else self.keys
+        return super().flops_per_token(context) + averages + 2 * seen * (widths + self.values)
 
 
 def _of_this_chunk(window: WindowState, count_B: Tensor) -> WindowState:

@@ -10,6 +10,7 @@ from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.delta import DeltaState, delta_attention
 from latte.ops.kalman import KalmanState, kalman
+from latte.ops.laplace import laplace_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
 from latte.ops.log_linear import LogLinearState, log_linear_attention
 from latte.ops.log_sum import LogSumState, log_sum
@@ -48,6 +49,7 @@ __all__ = [
     "diagonal_scan",
     "document_attention",
     "kalman",
+    "laplace_attention",
     "log_linear_attention",
     "log_sum",
     "registered_ops",

@@ -52,7 +52,7 @@ def softmax_attention_reference(
     tokens: Tokens,
 ) -> tuple[Tensor, AttentionState | None]:
     """Equations (2) and (3) as written. Quadratic."""
-    after = _extended(k_BTGK, v_BTGV, state, tokens)
+    after = extended(k_BTGK, v_BTGV, state, tokens)
     q, k, v = _heads_first(q_BTHK, after)
     logits_BHTS = (q @ k.transpose(-1, -2)) * scale
     seen_BTS = _seen(state, tokens, causal)
@@ -73,7 +73,7 @@ def softmax_attention_fused(
     tokens: Tokens,
 ) -> tuple[Tensor, AttentionState | None]:
     """Torch's fused attention, on its path without a mask wherever no mask is needed. Quadratic."""
-    after = read = _extended(k_BTGK, v_BTGV, state, tokens)
+    after = read = extended(k_BTGK, v_BTGV, state, tokens)
     past = state.keys_BSGK.shape[1]
     flags_BS = nonfinite_tokens(after.keys_BSGK, after.values_BSGV)
     finite = none_of(flags_BS)
@@ -127,7 +127,7 @@ def _following(starts: list[list[int]]) -> list[tuple[int, bool]]:
     return [(start, row == before[0]) for before, (row, start) in zip(starts, behind, strict=True)]
 
 
-def _extended(k_BTGK: Tensor, v_BTGV: Tensor, state: AttentionState, tokens: Tokens) -> AttentionState:
+def extended(k_BTGK: Tensor, v_BTGV: Tensor, state: AttentionState, tokens: Tokens) -> AttentionState:
     last_B1 = tokens.segment_BT[:, -1:]
     live_BT = tokens.real_BT & (tokens.segment_BT == last_B1)
     if state.keys_BSGK.shape[1] == 0:

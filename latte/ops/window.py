@@ -151,7 +151,7 @@ def window_attention_banded(
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
     """Blocks of queries against the band of keys that they see: linear in T."""
-    return _blocked(_banded, q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state, tokens)
+    return over_band(_banded, q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state, tokens)
 
 
 def _native(
@@ -167,7 +167,7 @@ def _native(
         # Whole rows from their start, as in training: nothing to look back to, to move or to tell apart.
         y, norm = native.window_attention(q_BTHK, k_BTGK, v_BTGV, None, None, *reach)
         return y, norm, None if reach.right else first_window_state(k_BTGK, v_BTGV, reach.left)
-    return _blocked(_native_band, q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state, tokens)
+    return over_band(_native_band, q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state, tokens)
 
 
 def _native_band(
@@ -221,7 +221,7 @@ def window_state(k_BTGK: Tensor, v_BTGV: Tensor, state: WindowState, tokens: Tok
     )
 
 
-def _blocked(
+def over_band(
     band: Callable[..., tuple[Tensor, Tensor]],
     q_BTHK: Tensor,
     k_BTGK: Tensor,

@@ -180,6 +180,16 @@ def _softmax(groups: int) -> Causal:
     return Causal("softmax_attention", make, ops.softmax_attention)
 
 
+def _laplace(left: int | None) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [normal(g, B, T, 2, width, dtype=dtype) for width in (3, 3, 5)]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        return ops.laplace_attention(q, k, v, left=left, **kwargs)
+
+    return Causal("laplace_attention", make, call)
+
+
 def _selective(strength: float) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         x, delta, B_, C = (normal(g, B, T, width, dtype=dtype) for width in (5, 5, 3, 3))
@@ -268,6 +278,9 @@ CAUSAL = {
     "log_linear_attention, strong": _log_linear(50.0),
     "softmax_attention": _softmax(4),
     "softmax_attention, 2 groups": _softmax(2),
+    "laplace_attention": _laplace(None),
+    "laplace_attention, left 0": _laplace(0),
+    "laplace_attention, left 20": _laplace(20),
     "selective_scan": _selective(1.0),
     "selective_scan, strong": _selective(200.0),
     "wkv": _wkv(1.0, 0.1),
