@@ -60,8 +60,12 @@ class BlockSparseMixer(HeadMixer):
     def build_branches(self) -> None:
         """Parameters beside the projections."""
 
-    def attend(self, q_RHICK: Tensor, k_RHJCK: Tensor, v_RHJCV: Tensor, real_RJC: Tensor, x_RHICD: Tensor) -> Tensor:
-        """Heads (R, H, I, C, V) of documents in blocks; ``x`` is the layer's input, with one head."""
+    def gate_logits(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Numbers of each token and head (B, T, H, 1) that :meth:`attend` needs, if any."""
+        return ()
+
+    def attend(self, q_RHICK: Tensor, k_RHJCK: Tensor, v_RHJCV: Tensor, *gates: Tensor, real_RJC: Tensor) -> Tensor:
+        """Heads (R, H, I, C, V) of documents in blocks."""
         raise NotImplementedError("an abstract method: every block-sparse attention defines it")
 
     def mix_heads(self, x_BTD: Tensor, v_BTGV: Tensor, state: Any, tokens: Tokens) -> tuple[Tensor, State | None]:
@@ -69,14 +73,15 @@ class BlockSparseMixer(HeadMixer):
         q, k = split_heads(self.q_proj(x_BTD), heads), split_heads(self.k_proj(x_BTD), groups)
         if self.rotary is not None:
             q, k = self.rotary.turn(q, tokens), self.rotary.turn(k, tokens)
-        parts = (q, repeat_heads(k, heads), repeat_heads(v_BTGV, heads), x_BTD[:, :, None])
-        return tokens.over_documents(self._attend_rows, *parts), None
+        parts = (q, repeat_heads(k, heads), repeat_heads(v_BTGV, heads), *self.gate_logits(x_BTD))
+        return tokens.over_documents(self._attend_rows, *parts).to(v_BTGV.dtype), None
 
-    def _attend_rows(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, real_RL: Tensor) -> Tensor:
-        block, dtype = self.options.block, compute_dtype(q)
-        q_RHICK, k_RHJCK, v_RHJCV, x_RHICD = (heads_in_blocks(part.to(dtype), block) for part in (q, k, v, x))
-        y_RHICV = self.attend(q_RHICK, k_RHJCK, v_RHJCV, in_blocks(real_RL, block), x_RHICD)
-        return y_RHICV.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, : q.shape[1]].to(v.dtype)
+    def _attend_rows(self, *given: Tensor) -> Tensor:
+        *parts_RLH, real_RL = given
+        block, dtype = self.options.block, compute_dtype(given[0])
+        parts_RHJC = (heads_in_blocks(part.to(dtype), block) for part in parts_RLH)
+        y_RHICV = self.attend(*parts_RHJC, real_RJC=in_blocks(real_RL, block))
+        return y_RHICV.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, : real_RL.shape[1]]
 
     def flops_per_token(self, context: int) -> int:
         """Attention to the kept blocks, and a sum and a read of k v^T."""
@@ -123,7 +128,7 @@ class SLAMixer(BlockSparseMixer):
     def reset_parameters(self) -> None:
         init.zeros_(self.linear_weight)
 
-    def attend(self, q_RHICK: Tensor, k_RHJCK: Tensor, v_RHJCV: Tensor, real_RJC: Tensor, x_RHICD: Tensor) -> Tensor:
+    def attend(self, q_RHICK: Tensor, k_RHJCK: Tensor, v_RHJCV: Tensor, *gates: Tensor, real_RJC: Tensor) -> Tensor:
         q_mean, k_mean = block_means(q_RHICK, real_RJC), block_means(k_RHJCK, real_RJC)
         kept: Kept = keep_blocks(q_mean @ k_mean.transpose(-1, -2), real_RJC, self.options.keep)
         sparse_RHICV = attend_to_kept(q_RHICK, k_RHJCK, v_RHJCV, real_RJC, kept)

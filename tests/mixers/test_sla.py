@@ -99,7 +99,7 @@ def test_sla_that_keeps_all_blocks_starts_as_softmax_attention():
     assert (module(x)[0] - softmax(x)[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["sla"])
+@pytest.mark.parametrize("name", ["sla", "sla2"])
 def test_bad_options_are_refused(name):
     for options, message in (
         ({"block": 0}, "block is 0, expected at least 1"),
@@ -108,3 +108,55 @@ def test_bad_options_are_refused(name):
     ):
         with pytest.raises(ValueError, match=f"mixer '{name}': {message}"):
             mixer(name, **options)
+
+
+def sla2_weights(module, x, head):
+    """One document (T, D): the weights of its tokens (T, T) in a head."""
+    q, k, _ = (a[:, head] for a in heads(module, x))
+    q_means, k_means = (
+        torch.stack([weight[head] @ part.mean(0) for part in a.split(C)])
+        for a, weight in ((q, module.q_router), (k, module.k_router))
+    )
+    kept = kept_tokens(chosen(q_means, k_means, module.options.keep), len(x))
+    block = torch.arange(len(x)) // C
+    gate = torch.sigmoid(q_means @ k_means.T / (D / H) ** 0.5)[block][:, block]
+    sparse = over_rows(kept, gate * (q @ k.T / (D / H) ** 0.5).exp())
+    linear = over_rows(~kept, features(module.options.features, q) @ features(module.options.features, k).T)
+    share = torch.sigmoid(module.share_proj(x) + module.share_bias)[:, head, None]
+    share = torch.where((~kept).any(-1, keepdim=True), share, 1.0)
+    return share * sparse + (1 - share) * linear
+
+
+def sla2(module, x):
+    v = heads(module, x)[2]
+    return module.o_proj(torch.cat([sla2_weights(module, x, h) @ v[:, h] for h in range(H)], -1))
+
+
+@pytest.mark.parametrize("options", [{"keep": 0.3}, {"keep": 0.5, "features": "elu", "rope": False}, {"keep": 1.0}])
+@torch.no_grad()
+def test_sla2_shares_the_weight_between_kept_blocks_and_the_others(options):
+    check_documents(mixer("sla2", **options), sla2)
+
+
+@torch.no_grad()
+def test_sla2_with_the_true_share_has_the_kept_weights_of_softmax_attention():
+    """Where all gates of blocks are equal, the mass of full attention on the kept blocks is the share to give them."""
+    module, x = mixer("sla2", keep=0.5, rope=False), normal(generator(0), 1, T, D)
+    module.q_router.zero_()
+    module.share_proj.weight.zero_()
+    module.share_bias.fill_(1e3)  # all weight on the kept blocks
+    q, k, _ = heads(module, x[0])
+    for h in range(H):
+        sparse = module.look(x)["weights"].values[0, h]
+        kept = sparse > 0
+        assert not kept.all()
+        full = (q[:, h] @ k[:, h].T / (D / H) ** 0.5).softmax(-1)
+        mass = (full * kept).sum(-1, keepdim=True)
+        assert_close(mass * sparse, full * kept, what=f"head {h}")
+
+
+def test_the_router_and_the_shares_learn():
+    module, x = mixer("sla2", keep=0.5), normal(generator(0), 2, T, D)
+    module(x)[0].square().sum().backward()
+    for name in ("q_router", "k_router", "share_proj.weight", "share_bias"):
+        assert module.get_parameter(name).grad.abs().max() > 1e-6, name
