@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "squares of Based features count twice",
-        "latte/mixers/linear.py",
+        "latte/layers/taylor.py",
         "z.new_tensor(0.5).sqrt(), 1.0)",
         "z.new_tensor(1.0).sqrt(), 1.0)",
         LINEAR,

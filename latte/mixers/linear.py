@@ -13,6 +13,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 
 from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, repeat_heads, split_heads
+from latte.layers.taylor import second_order, second_order_width
 from latte.mixers.base import Preset
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
@@ -82,7 +83,7 @@ class LinearMixer(HeadMixer):
     @property
     def feature_width(self) -> int:
         K = self.key_width
-        return {"elu": K, "hedgehog": 2 * K, "based": 1 + K + K * (K + 1) // 2}[self.options.features]
+        return {"elu": K, "hedgehog": 2 * K, "based": second_order_width(K)}[self.options.features]
 
     def init_state(self, like_BTD: Tensor) -> DecayState:
         return DecayState.empty(like_BTD, self.config.num_heads, self.feature_width, self.config.width + 1)
@@ -105,8 +106,4 @@ class LinearMixer(HeadMixer):
         if self.options.features == "hedgehog":
             mapped = torch.einsum("bthk,hjk->bthj", x_BTHK, getattr(self, weight)).to(x_BTHK.dtype)
             return torch.cat([mapped.softmax(-1), (-mapped).softmax(-1)], dim=-1) + self.options.floor
-        z = x_BTHK * self.key_width**-0.25
-        rows, columns = torch.triu_indices(self.key_width, self.key_width, device=z.device)
-        # Each pair i < j stands once for two: sqrt(2 * 1/2) = 1; squares have sqrt(1/2).
-        pairs = z[..., rows] * z[..., columns] * torch.where(rows == columns, z.new_tensor(0.5).sqrt(), 1.0)
-        return torch.cat([torch.ones_like(z[..., :1]), z, pairs], dim=-1)
+        return second_order(x_BTHK)
