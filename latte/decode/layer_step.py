@@ -29,7 +29,7 @@ def latte_step(mixer: LatteMixer, x_B1D: Tensor, state: State, tokens: Tokens) -
     if mixer.window is None:
         v_BGV = mixer.values(x_B1D)[:, 0]
     else:
-        assert state.window is not None
+        assert isinstance(state.window, WindowState)
         v_BGV, q_BHK, k_BGK = _heads(mixer, mixer.window, x_BD)
         window = _window(mixer, mixer.window, q_BHK, k_BGK, state.window, tokens)
     y_BHV, log_norm_BHM, mean_BHMV, ring = native.macchiato_step(
@@ -49,7 +49,7 @@ def latte_step(mixer: LatteMixer, x_B1D: Tensor, state: State, tokens: Tokens) -
 def _serves(mixer: LatteMixer, x_B1D: Tensor, tokens: Tokens) -> bool:
     if values_hidden(x_B1D) or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    if mixer.options.decay != "none":
+    if mixer.options.decay != "none" or mixer.options.kept:
         return False
     parts = [mixer.feed] if mixer.window is None else [mixer.feed, mixer.window]
     return unhooked(*parts) and kernels_serve(x_B1D)

@@ -85,7 +85,7 @@ class PlanMaker:
         """Kernel arguments of one block; raises Unfit."""
         mixer, value_owner, query_owner, norms, mlp = self.anatomy.parts(block, self)
         config = mixer.config
-        if config.bidirectional or mixer.options.decay != "none":
+        if config.bidirectional or mixer.options.decay != "none" or mixer.options.kept:
             raise Unfit
         D, H, G, V = config.hidden_size, config.num_heads, config.kv_heads, config.width
         inside, M = self.child(mlp, "gate_proj", *self.anatomy.products).out_features, mixer.latents_per_head

@@ -31,9 +31,16 @@ class PretrainedWindow(Window):
     """The window of a pretrained attention module: its projections, scale, cap and rotary encoding untouched."""
 
     def __init__(
-        self, config: MixerConfig, size: int, sinks: int, attention: nn.Module, family: Family, original: Any
+        self,
+        config: MixerConfig,
+        size: int,
+        sinks: int,
+        attention: nn.Module,
+        family: Family,
+        original: Any,
+        **kept: Any,
     ) -> None:
-        super().__init__(config, size, sinks, family.softcap(original))
+        super().__init__(config, size, sinks, family.softcap(original), **kept)
         self.attention, self.family, self.original = attention, family, original
         self.scale = family.scale(original)
         self._rotary = None  # the pretrained model's own, which it sets
@@ -82,6 +89,8 @@ class ExtendedMixer(LatteMixer):
         std = self.config.hidden_size**-0.5
         init.normal_(self.latent_k_proj.weight, std=std)
         init.normal_(self.latent_q_proj.weight, std=0.1 * std)
+        if self.pretrained.score_proj is not None:  # until scores are fitted, the first tokens are kept
+            init.zeros_(self.pretrained.score_proj.weight)
 
     def original(self, x_BTD: Tensor, tokens: Tokens) -> Tensor:
         """Heads of the pretrained attention, to all that the pretrained layer saw: the quadratic teacher."""
@@ -112,7 +121,8 @@ class ExtendedMixer(LatteMixer):
             q_BTHK, k_BTGK = self.pretrained.queries_and_keys(x_BTD)
             v_BTGV = self.values(x_BTD)
             target_BTD = self.project(self._attend_to_all(q_BTHK, k_BTGK, v_BTGV, tokens), x_BTD)
-            windowed = Windowed(*self.pretrained.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens))
+            scores = self.pretrained.scores(x_BTD)
+            windowed = Windowed(*self.pretrained.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens, scores))
         y_BTHV, _, _ = self.add_latents(x_BTD, v_BTGV, windowed, None, tokens)
         error = (self.project(y_BTHV, x_BTD) - target_BTD).square().sum()
         return target_BTD, error / target_BTD.square().sum()
@@ -190,10 +200,13 @@ def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any
         options={**options, "num_latents": heads * options["num_latents"], "slot0_bias": CLOSED},
     )
     size, sinks = options["window"], options.get("sinks", 0)
+    kept = {name: options[name] for name in ("kept", "reach", "score_weight") if name in options}
     own = family.own_window(original, layer)
     if own is not None and own <= size:
-        size, sinks = own, 0  # all that the pretrained layer ever saw
-    window = PretrainedWindow(config, size, sinks, attention, family, original)
+        size, sinks, kept = own, 0, {}  # all that the pretrained layer ever saw
+    if kept.get("kept") and kept.get("reach") is None:
+        kept["reach"] = max(getattr(original, "max_position_embeddings", None) or 0, size + 1)
+    window = PretrainedWindow(config, size, sinks, attention, family, original, **kept)
     return ExtendedAttention(ExtendedMixer(config, layer, window))
 
 

@@ -36,6 +36,13 @@ class Rotary:
         """Each token by a given place instead of its own."""
         return rotate_pairs(x_BTHK, *self._angles(place_BT, x_BTHK.dtype))
 
+    def turn_back(self, x_BTHK: Tensor, place_BTH: Tensor) -> Tensor:
+        """Heads of tokens that were turned by their places, as they are at place 0."""
+        cosine, sine = self._angles(place_BTH.flatten(1), x_BTHK.dtype)
+        # Turned by the opposite angle; it was stretched once already.
+        turned = rotate_pairs(x_BTHK.flatten(1, 2)[:, :, None], cosine / self.stretch**2, -sine / self.stretch**2)
+        return self.stretch * turned.view_as(x_BTHK)
+
     def _table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of places 0, 1, 2, ... from a table that is kept between calls: the common case of training."""
         if intercepted() or transformed() or type(like) is not Tensor:  # what is made now must not be kept

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from latte.layers.config import MixerConfig
 from latte.layers.linear import Linear, split_heads
 from latte.layers.rotary import Rotary, rotary
-from latte.ops import WindowState, window_attention
+from latte.modes import values_hidden
+from latte.ops import Far, KeptState, WindowState, kept_attention, window_attention
 from latte.shapes import require_divides
 from latte.tokens import Tokens
 
@@ -17,22 +22,47 @@ class Window(nn.Module):
 
     Sinks are looked at from place min(t, sinks + size): as if right behind a full window, however far they are, because
     a pretrained model was trained on no other distances.
+
+    Behind the window ``kept`` tokens stay in sight, those with the best scores W_s x per key/value head; the scores,
+    times a learned weight, are added to their logits. A kept token further back than ``reach`` is looked at as if it
+    were that far.
     """
 
     def __init__(
-        self, config: MixerConfig, size: int, sinks: int = 0, softcap: float | None = None, rope: bool = True
+        self,
+        config: MixerConfig,
+        size: int,
+        sinks: int = 0,
+        softcap: float | None = None,
+        rope: bool = True,
+        kept: int = 0,
+        reach: int | None = None,
+        score_weight: float = 0.0,
     ) -> None:
         super().__init__()
         if size < 0 or sinks < 0:
             raise ValueError(f"window is {size} and sinks is {sinks}, expected at least 0 for both")
         if sinks and config.bidirectional:
             raise ValueError(f"sinks is {sinks}, expected 0: a bidirectional window has none")
+        if kept < 0:
+            raise ValueError(f"kept is {kept}, expected at least 0")
+        if kept and config.bidirectional:
+            raise ValueError(f"kept is {kept}, expected 0: a bidirectional window keeps nothing behind it")
+        if kept and reach is not None and reach <= size:
+            raise ValueError(f"reach is {reach}, expected more than the window ({size}), or none")
         if rope:
             require_divides("rotary encoding", 2, config.width, "channels in a pair", "head width")
         self.config, self.size, self.sinks, self.softcap, self.rope = config, size, sinks, softcap, rope
         self._rotary: Rotary | None = rotary(config.width, config.rope_theta) if rope else None
         self.scale: float | None = None  # of queries times keys; None: 1/sqrt(width)
         self._build_projections()
+        self.kept, self.reach, self.first_score_weight = kept, reach, score_weight
+        self.score_proj = Linear(config.hidden_size, config.kv_heads) if kept else None
+        self.score_weight = nn.Parameter(torch.full((config.kv_heads,), float(score_weight))) if kept else None
+
+    def reset_parameters(self) -> None:
+        if self.score_weight is not None:
+            init.constant_(self.score_weight, self.first_score_weight)
 
     def _build_projections(self) -> None:
         config = self.config
@@ -50,36 +80,61 @@ class Window(nn.Module):
         assert self._rotary is not None, "a window with rope; a pretrained model sets it before the first token"
         return self._rotary
 
-    def init_state(self, like_BTD: Tensor) -> WindowState:
-        width = self.config.width
-        return WindowState.empty(like_BTD, self.size, self.sinks, self.config.kv_heads, width, width)
+    def init_state(self, like_BTD: Tensor) -> Any:
+        heads, width = self.config.kv_heads, self.config.width
+        if self.kept:
+            return KeptState.empty(like_BTD, self.size, self.sinks, self.kept, heads, width, width)
+        return WindowState.empty(like_BTD, self.size, self.sinks, heads, width, width)
+
+    def scores(self, x_BTD: Tensor) -> Tensor | None:
+        """How much each token is worth keeping, (B, T, G); None where nothing is kept."""
+        return None if self.score_proj is None else self.score_proj(x_BTD)
 
     def forward(
-        self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | None, tokens: Tokens
-    ) -> tuple[Tensor, Tensor, WindowState | None]:
+        self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | KeptState | None, tokens: Tokens
+    ) -> tuple[Tensor, Tensor, WindowState | KeptState | None]:
         """Means of values (B, T, H, V), logs of their normalisers (B, T, H), and the state after these tokens."""
-        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, tokens)
+        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, tokens, self.scores(x_BTD))
 
     def attend(
-        self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, state: WindowState | None, tokens: Tokens
-    ) -> tuple[Tensor, Tensor, WindowState | None]:
-        """The same, given queries and keys."""
-        sink_query = None
+        self,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGV: Tensor,
+        state: WindowState | KeptState | None,
+        tokens: Tokens,
+        s_BTG: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, WindowState | KeptState | None]:
+        """The same, given queries, keys and, with kept tokens, scores."""
+        sink_query = far = None
         if self.rope:
+            far = self._far(q_BTHK, tokens)
             if self.sinks:
                 nearest = tokens.place_BT.clamp(max=self.sinks + self.size)
                 sink_query = self.rotary.turn_to(q_BTHK, nearest)
             q_BTHK, k_BTGK = (self.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
+        shared = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "sink_query": sink_query}
+        if s_BTG is not None:
+            weight = None if self.score_weight is None else self.score_weight.to(q_BTHK.dtype)
+            kept = {"kept": self.kept, "weight": weight, "far": far}
+            return kept_attention(
+                q_BTHK, k_BTGK, v_BTGV, s_BTG, left=self.size, **kept, **shared, state=state, tokens=tokens
+            )
+        right = self.size if self.config.bidirectional else 0
         return window_attention(
-            q_BTHK,
-            k_BTGK,
-            v_BTGV,
-            left=self.size,
-            right=self.size if self.config.bidirectional else 0,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            sink_query=sink_query,
-            state=state,
-            tokens=tokens,
+            q_BTHK, k_BTGK, v_BTGV, left=self.size, right=right, **shared, state=state, tokens=tokens
         )
+
+    def _far(self, q_BTHK: Tensor, tokens: Tokens) -> Far | None:
+        """How to look at kept tokens that are out of reach; None where none is, for these queries and the next."""
+        if not self.kept or self.reach is None:
+            return None
+        if tokens.from_start:
+            if tokens.length <= self.reach:
+                return None
+        elif not values_hidden(q_BTHK):
+            following = tokens.shared("following", lambda: int(tokens.place_BT.max()) + 1)
+            if following <= self.reach:
+                return None
+        place = torch.full((1, tokens.length), self.reach, device=q_BTHK.device)
+        return Far(self.reach, self.rotary.turn_to(q_BTHK, place), self.rotary.turn_back)

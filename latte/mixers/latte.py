@@ -21,6 +21,7 @@ from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
 from latte.ops import (
     DecayState,
+    KeptState,
     LatteState,
     LogSumState,
     WindowState,
@@ -43,7 +44,7 @@ DECAYS = (-9.0, -2.0)
 class LatteMixerState(State):
     feed: State | None
     latents: LatteState
-    window: WindowState | None
+    window: WindowState | KeptState | None
 
 
 class Windowed(NamedTuple):
@@ -51,7 +52,7 @@ class Windowed(NamedTuple):
 
     y_BTHV: Tensor
     log_norm_BTH: Tensor
-    state: WindowState | None
+    state: WindowState | KeptState | None
 
 
 def _preset(feed: str = "x", window: bool = False, **fields: Any) -> Preset:
@@ -68,6 +69,11 @@ def _example(**options: Any) -> dict[str, Any]:
     return {"num_latents": 8, **options}
 
 
+def kept_options(options: Any) -> dict[str, Any]:
+    """What of the options concerns the tokens behind the window."""
+    return {"kept": options.kept, "reach": options.reach, "score_weight": options.score_weight}
+
+
 @register("latte")
 class LatteMixer(HeadMixer):
     """y_t = p(0|t) sum_s p_0(s|t) v_s + sum_l p(l|t) sum_s p(s|l,t) v_s, equations (15) and (16).
@@ -78,6 +84,7 @@ class LatteMixer(HeadMixer):
     the window's keys under the same softmax as the latents, each by its own score: the logit of slot 0 is then
     log sum_s e^{score of s} plus its learned part. ``decay`` lets latents forget:
     p(s|l,t) ~ e^{k_s - w_{s+1} - ... - w_t}, w >= 0 per latent. Without it only a larger key overwrites a latent.
+    ``kept`` tokens that left the window stay under its softmax, per key/value head those with the best scores.
     """
 
     @dataclass(frozen=True)
@@ -89,6 +96,9 @@ class LatteMixer(HeadMixer):
         radius: Literal["base", "power"] = "base"  # what of the RG-LRU starts in [0.9, 0.999]
         window: int | None = None  # tokens before the present one; None: latents only
         sinks: int = 0  # first tokens of the document that stay in sight of the window
+        kept: int = 0  # tokens behind the window that stay in sight: those with the best learned scores
+        reach: int | None = None  # largest distance at which a kept token is looked at; None: its own
+        score_weight: float = 0.0  # start of the learned weight of scores in the logits of kept tokens
         softcap: float | None = None  # of the window's logits
         rope: bool = True  # on the window's queries and keys
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
@@ -109,6 +119,11 @@ class LatteMixer(HeadMixer):
         _example(window=3, sinks=2),
         _example(feed="conv", window=6, sinks=1, softcap=8.0, num_key_value_heads=1),
         _example(window=4, sinks=2, coupled=True, slot0_bias=1.0),
+        _example(window=2, kept=3, score_weight=0.5),
+        _example(
+            feed="rglru", window=3, sinks=2, kept=4, coupled=True, reach=9, num_key_value_heads=1, score_weight=1.0
+        ),
+        _example(window=0, kept=2, rope=False, softcap=3.0, score_weight=-0.5),
         _example(decay="constant"),
         _example(decay="data", feed="conv", window=3),
         _example(bidirectional=True),
@@ -155,7 +170,10 @@ class LatteMixer(HeadMixer):
         self.window, self.slot0_bias = window, None
         if options.window is not None:
             if window is None:
-                self.window = Window(config, options.window, options.sinks, options.softcap, options.rope)
+                window = Window(
+                    config, options.window, options.sinks, options.softcap, options.rope, **kept_options(options)
+                )
+                self.window = window
             if options.slot0_bias is not None:
                 self.slot0_bias = nn.Parameter(torch.full((H,), float(options.slot0_bias)))
         self.latent_decay = self.decay_proj = None
@@ -166,12 +184,16 @@ class LatteMixer(HeadMixer):
             if options.decay == "data":
                 self.decay_proj = Linear(config.hidden_size, options.num_latents)
             self.reset_parameters()
+        if options.kept and options.window is None:
+            raise ValueError(f"mixer 'latte': kept is {options.kept} without a window, expected a window to leave")
         if options.coupled and options.window is None:
             raise ValueError("mixer 'latte': coupled is True without a window, expected a window to couple with")
 
     def reset_parameters(self) -> None:
         if self.slot0_bias is not None:
             init.constant_(self.slot0_bias, self.options.slot0_bias)
+        if self.window is not None:
+            self.window.reset_parameters()
         if self.latent_decay is not None:
             init.uniform_(self.latent_decay, *DECAYS)
 

@@ -10,6 +10,8 @@ from latte.ops.complex_scan import ComplexState, complex_scan
 from latte.ops.decay import DecayState, decay_attention, document_attention
 from latte.ops.delta import DeltaState, delta_attention
 from latte.ops.kalman import KalmanState, kalman
+from latte.ops.kept import kept_attention
+from latte.ops.kept_state import Far, KeptState
 from latte.ops.laplace import laplace_attention
 from latte.ops.log_key import LatteState, bidirectional_latte, causal_latte
 from latte.ops.log_linear import LogLinearState, log_linear_attention
@@ -31,7 +33,9 @@ __all__ = [
     "ConvState",
     "DecayState",
     "DeltaState",
+    "Far",
     "KalmanState",
+    "KeptState",
     "LatteState",
     "LogLinearState",
     "LogSumState",
@@ -49,6 +53,7 @@ __all__ = [
     "diagonal_scan",
     "document_attention",
     "kalman",
+    "kept_attention",
     "laplace_attention",
     "log_linear_attention",
     "log_sum",

@@ -98,7 +98,7 @@ def window_attention_reference(
     seen_BTS = (segment_BT[:, :, None] == segment_BS[:, None, :]) & there_BS[:, None, :] & (near_BTS | sunk_BTS)
     logits_BHTS = torch.einsum("bthk,bshk->bhts", q_BTHK.to(dtype), k_BSHK)
     sink_logits_BHTS = torch.einsum("bthk,bshk->bhts", sink_query_BTHK.to(dtype), k_BSHK)
-    logits_BHTS = _cap(torch.where(sunk_BTS[:, None], sink_logits_BHTS, logits_BHTS), reach)
+    logits_BHTS = scaled_and_capped(torch.where(sunk_BTS[:, None], sink_logits_BHTS, logits_BHTS), reach)
     logits_BHTS = torch.where(seen_BTS[:, None], logits_BHTS, EMPTY)
     flags_BS = nonfinite_tokens(v_BSHV)
     y_BTHV = torch.einsum("bhts,bshv->bthv", logits_BHTS.softmax(dim=-1), without(flags_BS, v_BSHV))
@@ -126,11 +126,11 @@ def window_attention_step(
     if tokens.reset is not None:
         count_B1 = torch.where(tokens.reset, 0, count_B1)
     seen_BS = [torch.arange(left, device=device) < count_B1, torch.ones_like(count_B1, dtype=torch.bool)]
-    logits_BHS = [_logits(q_B1HK, keys, reach) for keys in (state.keys_BRGK, k_B1GK)]
+    logits_BHS = [one_query_logits(q_B1HK, keys, reach) for keys in (state.keys_BRGK, k_B1GK)]
     values = [state.values_BRGV, v_B1GV]
     if n_sinks:
         seen_BS.append(torch.arange(n_sinks, device=device) < count_B1 - left)
-        logits_BHS.append(_logits(sink_query_B1HK, state.sink_keys_BNGK, reach))
+        logits_BHS.append(one_query_logits(sink_query_B1HK, state.sink_keys_BNGK, reach))
         values.append(state.sink_values_BNGV)
     logits = torch.where(torch.cat(seen_BS, dim=1)[:, None], torch.cat(logits_BHS, dim=-1), EMPTY)
     norm_B1H = logits.logsumexp(dim=-1)[:, None]
@@ -154,7 +154,7 @@ def window_attention_banded(
     return over_band(_banded, q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state, tokens)
 
 
-def _native(
+def native_window(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGV: Tensor,
@@ -287,7 +287,7 @@ def _banded(
         segment_q = F.pad(segment_BT[:, start : start + tokens], (0, extra), value=-1).unflatten(1, (-1, size))
         segment_k = F.pad(segment_BS[:, band], (0, behind), value=-2).unfold(1, span, size)
         seen = band_CS & (segment_q[..., :, None] == segment_k[..., None, :])  # (B, N, C, span)
-        logits = _cap(q @ k, reach).unflatten(3, (-1, size))
+        logits = scaled_and_capped(q @ k, reach).unflatten(3, (-1, size))
         seen = seen[:, :, None, None]  # (B, N, G, H/G, C, span)
         top = torch.where(seen, logits.detach(), EMPTY).amax(dim=-1, keepdim=True)
         weights = torch.where(seen, bounded_exp(logits - top), 0.0)
@@ -337,7 +337,7 @@ def _add_sinks(
     keys, values = (x[:, 0] if one_document else x for x in (k_BTNGK, v_BTNGV))
     behind_BTN = sink_N < place_BT[..., None] - reach.left
     q_BTGRK = sink_query_BTHK.to(dtype).unflatten(2, (G, -1))
-    logits = _cap(torch.einsum(scores, q_BTGRK, keys), reach).flatten(2, 3)
+    logits = scaled_and_capped(torch.einsum(scores, q_BTGRK, keys), reach).flatten(2, 3)
     logits = torch.where(behind_BTN[:, :, None], logits, EMPTY)
     total_BTH = log_add(log_norm_BTH, logits.logsumexp(dim=-1))
     weights = (logits - total_BTH[..., None]).exp().unflatten(2, (G, -1))
@@ -347,14 +347,14 @@ def _add_sinks(
     return (log_norm_BTH - total_BTH).exp()[..., None] * y_BTHV + sunk, total_BTH
 
 
-def _logits(q_B1HK: Tensor, k_BSGK: Tensor, reach: Reach) -> Tensor:
+def one_query_logits(q_B1HK: Tensor, k_BSGK: Tensor, reach: Reach) -> Tensor:
     """(B, H, S) logits of one query."""
     dtype = compute_dtype(q_B1HK)
     q_BGRK = q_B1HK[:, 0].to(dtype).unflatten(1, (k_BSGK.shape[2], -1))
-    return _cap((q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2), reach)
+    return scaled_and_capped((q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2), reach)
 
 
-def _cap(products: Tensor, reach: Reach) -> Tensor:
+def scaled_and_capped(products: Tensor, reach: Reach) -> Tensor:
     """Logits of queries times keys: scaled, and capped if that is asked for."""
     logits = products * reach.scale
     return logits if reach.softcap is None else reach.softcap * torch.tanh(logits / reach.softcap)
@@ -369,7 +369,7 @@ def _example(draw: Draw) -> Example:
     reference=window_attention_reference,
     chunked=window_attention_banded,
     step=window_attention_step,
-    native=_native,
+    native=native_window,
     example=_example,
 )
 def window_attention(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from latte import ops
+from latte.layers.rotary import Rotary
 from latte.models import ModelState
 from latte.ops.registry import NATIVE_OPS
 from latte.testing.numbers import assert_close, assert_states_close, flags, generator, normal
@@ -67,6 +68,27 @@ def _window(left: int, groups: int = 2, sinks: int = 0, softcap: float | None = 
         )
 
     return Causal("window_attention", make, call)
+
+
+def _kept(
+    left: int, kept: int, groups: int = 2, sinks: int = 0, softcap: float | None = None, reach: int | None = None
+) -> Causal:
+    """With a reach queries and keys are turned by their places."""
+    turning = Rotary((1.0, 0.3, 0.02), stretch=1.2)
+
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        shapes = [(B, T, 4, 6), (B, T, groups, 6), (B, T, groups, 5), (B, T, groups)]
+        return [normal(g, *shape, dtype=dtype) * (2 if i == 0 else 1) for i, shape in enumerate(shapes)]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, s: Tensor, *, tokens: Tokens, **kwargs: Any) -> tuple[Tensor, Any]:
+        far, weight = None, torch.linspace(-0.3, 0.2, groups).to(q.dtype)
+        if reach is not None:
+            far = ops.Far(reach, turning.turn_to(q, torch.full_like(tokens.place_BT, reach)), turning.turn_back)
+            q, k = turning.turn(q, tokens), turning.turn(k, tokens)
+        options = {"left": left, "kept": kept, "sinks": sinks, "softcap": softcap, "scale": 0.7, "weight": weight}
+        return ops.kept_attention(q, k, v, s, far=far, tokens=tokens, **options, **kwargs)
+
+    return Causal("kept_attention", make, call)
 
 
 def _scan(strength: float) -> Causal:
@@ -254,6 +276,12 @@ CAUSAL = {
     "window_attention, left 4, 2 sinks": _window(4, sinks=2),
     "window_attention, left 0, 1 sink": _window(0, sinks=1),
     "window_attention, left 3, 5 sinks, softcap, turned queries": _window(3, sinks=5, softcap=1.5, turned=True),
+    "kept_attention, left 0, 1 kept": _kept(0, 1),
+    "kept_attention, left 3, 4 kept, 1 group": _kept(3, 4, groups=1),
+    "kept_attention, left 2, 3 kept, 2 sinks, softcap": _kept(2, 3, sinks=2, softcap=2.0),
+    "kept_attention, left 5, 20 kept, 4 groups": _kept(5, 20, groups=4),
+    "kept_attention, left 2, 5 kept, 1 sink, reach 6": _kept(2, 5, sinks=1, reach=6),
+    "kept_attention, left 0, 3 kept, reach 1": _kept(0, 3, reach=1),
     "diagonal_scan": _scan(0.3),
     "diagonal_scan, strong": _scan(50.0),
     "complex_scan": _complex_scan(0.3, constant=False),

@@ -11,6 +11,7 @@ T = 70
 #: Inputs, by place, that the token itself need not read.
 UNREAD = {
     ("window_attention", 3): "a query for sinks, while no sink is behind the window",
+    ("kept_attention", 3): "a score: it chooses, and NaN is the worst one",
     ("bonus_attention", 3): "a decay, which acts behind what its token reads",
     ("log_linear_attention", 3): "a decay, of which a document's first token has nothing to fade",
 }
