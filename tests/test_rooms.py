@@ -43,6 +43,7 @@ ORDER = [
     ("recipe",),  # settings as plain dataclasses: no model reads them, and everything below is called with them
     ("data",),  # text to packed rows of tokens, as a recipe says
     ("loading",),  # what is on disk or on the hub; needs data for tokenizers, and training starts from what it loads
+    ("tasks",),  # what models are trained to do: data, model and metrics of each task
     ("train",),  # one training run
     ("eval",),  # measures a trained model; also while it trains, but through functions that are passed in
     ("doctor",),  # this machine: needs ops alone, but reports name the device

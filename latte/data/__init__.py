@@ -1,7 +1,7 @@
 """Text to rows of tokens: sources, tokenizers, token files cached by content, and a stateless shuffled order."""
 
 from latte.data.corpus import Corpus, CorpusPart, prepare
-from latte.data.packing import Batch, Order, PackedRows, StepBatches
+from latte.data.packing import Batch, GroupedOrder, Order, PackedRows, Rows, StepBatches
 from latte.data.sources import open_source
 from latte.recipe import DataRecipe
 
@@ -10,8 +10,10 @@ __all__ = [
     "Corpus",
     "CorpusPart",
     "DataRecipe",
+    "GroupedOrder",
     "Order",
     "PackedRows",
+    "Rows",
     "StepBatches",
     "open_source",
     "prepare",

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from latte.data.arrays import is_whole
 from latte.data.sources import Source, open_source
 from latte.data.tokenizer import (
     byte_tokenizer,
@@ -92,7 +92,7 @@ def prepare(
         }
     )
     folder = cache_folder(recipe) / "tokens" / key[:32]
-    if not _is_whole(folder):
+    if not is_whole(folder):
         say(f"tokenising {recipe.source}")
         _build(folder, source, valid, tokenizer, recipe)
     corpus = _open(folder, key)
@@ -218,15 +218,6 @@ def _require_both(counts: dict[str, int], recipe: DataRecipe) -> None:
             f"there is too little text in {recipe.source} to divide it: data.valid_fraction of "
             f"{recipe.valid_fraction} leaves none for {part}"
         )
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether every file of a cached folder has its full size, which detects a crash without reading the contents."""
-    try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        return all((folder / name).stat().st_size == entry["bytes"] for name, entry in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def check_cache(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,14 @@ from latte.errors import UserError
 
 IGNORE = -100
 Batch = dict[str, Tensor]
+
+
+class Rows(Protocol):
+    """Examples that are read by their numbers, several as one batch."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int]) -> Batch: ...
 
 
 class PackedRows:
@@ -79,7 +88,34 @@ class Order:
         return [self[index] for index in range(step * batch_size, (step + 1) * batch_size)]
 
 
-@lru_cache(maxsize=2)
+class GroupedOrder:
+    """Rows in groups, group after group; the rows of a step are of one group, such as rows of one length.
+
+    An epoch is a permutation of the batches of all groups; rows that do not fill a batch wait for another epoch.
+
+    Raises:
+        ValueError: a group is smaller than a batch.
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int) -> None:
+        self.sizes, self.seed = list(sizes), seed
+
+    def step(self, step: int, batch_size: int) -> list[int]:
+        """The rows of one optimiser step, over all processes."""
+        counts = [size // batch_size for size in self.sizes]
+        if min(counts) < 1:
+            raise ValueError(f"a group has {min(self.sizes)} rows, expected at least {batch_size}, those of a batch")
+        epoch, place = divmod(step, sum(counts))
+        batch = int(_permutation(sum(counts), self.seed, epoch)[place])
+        group = 0
+        while batch >= counts[group]:
+            batch, group = batch - counts[group], group + 1
+        first = sum(self.sizes[:group])
+        rows = _permutation(self.sizes[group], self.seed + 1 + group, epoch)
+        return [first + int(row) for row in rows[batch * batch_size : (batch + 1) * batch_size]]
+
+
+@lru_cache(maxsize=8)
 def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
     # Philox is counter-based, and numpy guarantees the same stream on every machine and in every version.
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
@@ -93,7 +129,7 @@ class StepBatches(torch.utils.data.Dataset[Batch]):
 
     def __init__(
         self,
-        rows: PackedRows,
+        rows: Rows,
         *,
         seed: int,
         steps: int,
@@ -101,8 +137,9 @@ class StepBatches(torch.utils.data.Dataset[Batch]):
         micro_batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        order: Order | GroupedOrder | None = None,
     ) -> None:
-        self.rows, self.order = rows, Order(len(rows), seed)
+        self.rows, self.order = rows, order or Order(len(rows), seed)
         self.steps, self.batch_size, self.micro = steps, batch_size, micro_batch_size
         self.rank, self.world_size = rank, world_size
         assert batch_size % (micro_batch_size * world_size) == 0, "the recipe is checked before"

@@ -42,6 +42,19 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(backend)
 
 
+def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Token n is ``symbols[n]``, texts are symbols with spaces between them; the first also ends a text."""
+    backend = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}, symbols[0]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token=symbols[0],
+        bos_token=symbols[0],
+        eos_token=symbols[0],
+        clean_up_tokenization_spaces=False,
+    )
+
+
 def load_tokenizer(name: str, *, source: object = None, **settings: Any) -> PreTrainedTokenizerBase:
     """A tokenizer of transformers, by folder or name on the hub; no code of its repository is run.
 

@@ -19,7 +19,7 @@ from latte.eval.decode_timing import engine_of, random_ids, read_context, time_t
 from latte.eval.stream import longest_context
 from latte.loading import load
 from latte.recipe import TrainRecipe
-from latte.train.run import inputs_for
+from latte.tasks.language import inputs_for
 from latte.train.trainer import training_arguments
 
 #: Threads that still wait for work of the call before go to sleep in this time.

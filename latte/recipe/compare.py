@@ -7,6 +7,7 @@ from typing import Any
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
+from latte.recipe.tasks import RecallRecipe, TaskName
 from latte.recipe.train import DataRecipe, ModelRecipe, TrainRecipe
 
 
@@ -43,6 +44,10 @@ class CompareRecipe:
     """Size and overrides; its variant is not used."""
     train: TrainRecipe = field(default_factory=TrainRecipe)
     """The training, the same for all."""
+    task: TaskName = "language"
+    """language (predict the next token of a text) or recall (values that were stated with keys)."""
+    recall: RecallRecipe = field(default_factory=RecallRecipe)
+    """Examples of task recall."""
     eval_tokens: int = 50_000
     """Validation tokens to score at each context length."""
     eval_contexts: list[int] = field(default_factory=list)

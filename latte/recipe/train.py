@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
+from latte.recipe.tasks import RecallRecipe, TaskName
 
 AUTO = "auto"
 
@@ -164,3 +165,7 @@ class Recipe:
     """The model."""
     train: TrainRecipe = field(default_factory=TrainRecipe)
     """The training."""
+    task: TaskName = "language"
+    """language (predict the next token of a text) or recall (values that were stated with keys)."""
+    recall: RecallRecipe = field(default_factory=RecallRecipe)
+    """Examples of task recall."""

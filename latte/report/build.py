@@ -28,11 +28,13 @@ from latte.report.inspection import Inspection, inspect_ids
 from latte.report.latents import latent_use
 from latte.report.page import render_page
 from latte.report.runs import RunView, Unlogged, find_runs, read_run
+from latte.report.tasks import LANGUAGE, example_ids, task_lead
 from latte.report.verdict import losses_to_others
 
 #: Columns of the table: key, name, format, which way is better, and what it is.
 COLUMNS = (
     ("parameters", "parameters", "count", None, "Numbers that were learned"),
+    ("accuracy", "accuracy", "percent", "high", "Share of right answers on examples that were never trained on"),
     (
         "valid_loss",
         "held-out loss",
@@ -108,9 +110,9 @@ def build_report(
             report.notes.append(note)
         if ids is not None:
             report.inspections[run.name] = inspect_ids(model, tokenizer, ids[:length], title=run.name)
-            if not run.samples and sample_tokens:
+            if not run.samples and sample_tokens and run.task == LANGUAGE:
                 run.samples = [_write(model, tokenizer, ids[: max(2, min(32, len(ids) // 2))], sample_tokens)]
-        if measure and not run.read:
+        if measure and not run.read and run.task == LANGUAGE:
             say(f"measuring {run.name}")
             costs = measure_cost(model)
             run.read = [(cost.length, cost.read) for cost in costs]
@@ -122,7 +124,7 @@ def build_report(
         # Keep the figures of a comparison, which measured all runs in the same way.
         if any(run.row.get(key) is None for run in runs):
             _at_longest(runs, curve, key)
-    if not any(run.context for run in runs):
+    if not any(run.context for run in runs) and runs[0].task == LANGUAGE:
         report.notes.append("Quality by context is not measured yet: latte eval RUN --out RUN/eval.json adds it.")
     return report
 
@@ -164,7 +166,7 @@ def _fill_losses(runs: list[RunView]) -> None:
         return
     for run in runs:
         loss = run.row.get("valid_loss")
-        run.row["perplexity"] = None if loss is None else math.exp(min(loss, 700.0))
+        run.row["perplexity"] = None if loss is None or run.task != LANGUAGE else math.exp(min(loss, 700.0))
 
 
 def _scored(runs: list[RunView]) -> int | None:
@@ -188,6 +190,8 @@ def render_report(report: Report) -> str:
         "notes": report.notes,
         "losses": None if report.losses is None else dict(zip(("name", "points"), report.losses, strict=True)),
         "same": _same(runs),
+        "task": runs[0].task,
+        "chance": runs[0].row.get("chance"),
         "runs": [_run(run, report.inspections.get(run.name)) for run in runs],
     }
     title = runs[0].name if len(runs) == 1 else " and ".join(run.name for run in runs[:2])
@@ -201,6 +205,8 @@ def lead(runs: list[RunView]) -> str:
     """What was trained and with which result, in two sentences."""
     source = _source(runs[0])
     tokens = ("" if _same(runs) else "up to ") + _words(max(run.row.get("tokens") or 0 for run in runs))
+    if runs[0].task != LANGUAGE:
+        return task_lead(runs, NUMBERS.get(len(runs), str(len(runs))), tokens)
     ranked = sorted((run for run in runs if run.row.get("valid_loss") is not None), key=lambda run: _loss(run))
     sizes = sorted(run.row.get("parameters") or 0 for run in runs)
     if len(runs) == 1:
@@ -243,24 +249,32 @@ def _far(runs: list[RunView]) -> str:
 def facts(report: Report) -> list[tuple[str, str]]:
     """Names and values under the title."""
     run, threads = report.runs[0], torch.get_num_threads()
-    batch, length = run.setting("train", "batch_size"), run.setting("data", "sequence_length")
     found: list[tuple[str, Any]] = [
         ("Size", run.setting("model", "size")),
-        ("Text", _source(run)),
-        ("Tokenizer", _tokenizer(run)),
+        ("Task", None if run.task == LANGUAGE else run.task),
+        ("Text", _source(run) if run.task == LANGUAGE else None),
+        ("Tokenizer", _tokenizer(run) if run.task == LANGUAGE else None),
         ("Tokens trained on", f"{int(max(run.row.get('tokens') or 0 for run in report.runs)):,}"),
         ("Steps", f"{run.setting('train', 'steps'):,}" if run.setting("train", "steps") else None),
-        ("Batch", f"{batch} × {length} tokens" if batch and length else None),
+        ("Batch", _batch(run)),
         ("Seed", run.setting("train", "seed")),
         ("This page’s machine", f"{doctor.device()}, {threads} thread{'s' * (threads > 1)}"),
     ]
     return [(name, str(value)) for name, value in found if value not in (None, "")]
 
 
+def _batch(run: RunView) -> str | None:
+    batch, length = run.setting("train", "batch_size"), run.setting("data", "sequence_length")
+    if not batch or not length:
+        return None
+    return f"{batch} × {length} tokens" if run.task == LANGUAGE else f"{batch} examples"
+
+
 def _run(run: RunView, inspection: Inspection | None) -> dict[str, Any]:
     result: dict[str, Any] = {"name": run.name, "row": run.row, "settings": run.settings, "samples": run.samples}
     result["progress"] = run.progress
-    for name in ("train", "valid", "context", "positions", "read", "decode", "memory"):
+    result["scores"] = run.scores
+    for name in ("train", "valid", "accuracy", "context", "positions", "read", "decode", "memory"):
         result[name] = [[_short(x), _short(y)] for x, y in _thin(getattr(run, name))]
     if inspection is not None:
         result["inspection"] = encode_inspection(inspection)
@@ -305,6 +319,8 @@ def _ids(run: RunView, tokenizer: Any, text: str | None) -> tuple[Any, str | Non
         if not text:
             raise UserError("the text is empty: there is nothing to look at")
         return encode_documents(tokenizer, [text])[0], None
+    if run.task != LANGUAGE:
+        return example_ids(run)
     if "data" not in run.recipe:
         return None, "The runs do not say what text they were trained on: give --text or --file to look inside."
     try:
@@ -350,6 +366,12 @@ def _table_note(runs: list[RunView]) -> str:
     longest, trained = _longest(runs, "context"), runs[0].setting("data", "sequence_length")
     text = "Writing speed and memory of the past are for one text."
     text += _engines(runs)
+    if runs[0].task != LANGUAGE:
+        return (
+            ""
+            if not runs[0].scores
+            else "Accuracy is of all test examples, losses of those that training validated on."
+        )
     scored = _scored(runs)
     if scored is None:
         return f"Losses are of the rows that training validated on. {text}"

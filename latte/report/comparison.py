@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def columns(rows: list[Row]) -> dict[str, Form]:
     """The table's columns; what no row has is left out."""
     forms: dict[str, Form] = {"model": lambda row: row.name, "params": lambda row: f"{row.parameters:,}"}
     if any(row.sizes for row in rows):
-        forms["sizes"] = lambda row: _sizes(row.sizes)
+        forms["sizes"] = lambda row: sizes_text(row.sizes)
     if any(row.searched for row in rows):
         forms["rate"] = lambda row: f"{row.learning_rate:g}" + "!" * row.rate_at_edge
     forms |= {
@@ -71,8 +71,8 @@ def caption(rows: list[Row]) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The table, its caption, what the first model loses, and the search for learning rates."""
-    text = f"{_table(columns(rows), rows)}\n{caption(rows)}\n{verdict(rows)}"
-    return text + (f"\n## Learning rates\n\n{_searches(rows)}" if any(row.searched for row in rows) else "")
+    text = f"{markdown_table(columns(rows), rows)}\n{caption(rows)}\n{verdict(rows)}"
+    return text + (f"\n## Learning rates\n\n{searches(rows)}" if any(row.searched for row in rows) else "")
 
 
 def write(rows: list[Row], folder: Path) -> list[Path]:
@@ -82,21 +82,23 @@ def write(rows: list[Row], folder: Path) -> list[Path]:
     return [folder / COMPARISON, folder / "table.md", *plots(rows, folder)]
 
 
-def _searches(rows: list[Row]) -> str:
-    forms: dict[str, Form] = {"model": lambda row: row.name}
+def searches(rows: Sequence[Any]) -> str:
+    """The table of the learning rates that were tried."""
+    forms: dict[str, Callable[[Any], str]] = {"model": lambda row: row.name}
     for index, (rate, _) in enumerate(next(row.searched for row in rows if row.searched)):
         forms[f"{rate:g}"] = lambda row, index=index: _tried(row, index)  # type: ignore[misc]
-    about = "Validation losses at the end of the short runs, a whole schedule each; the chosen one is bold.\n\n"
-    return about + _table(forms, [row for row in rows if row.searched])
+    about = "Validation losses at the end of these runs, a whole schedule each; the chosen one is bold.\n\n"
+    return about + markdown_table(forms, [row for row in rows if row.searched])
 
 
-def _tried(row: Row, index: int) -> str:
+def _tried(row: Any, index: int) -> str:
     rate, loss = row.searched[index]
     text = "not finite" if loss is None else f"{loss:.4f}"
     return f"**{text}**" if rate == row.learning_rate else text
 
 
-def _table(forms: dict[str, Form], rows: list[Row]) -> str:
+def markdown_table(forms: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]) -> str:
+    """Rows in Markdown: a column for each form."""
     lines = [list(forms), ["---"] * len(forms), *([form(row) for form in forms.values()] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -110,6 +112,7 @@ def _rate(speed: float | None) -> str:
     return "-" if speed is None else f"{speed:,.0f}"
 
 
-def _sizes(sizes: dict[str, int]) -> str:
+def sizes_text(sizes: dict[str, int]) -> str:
+    """Sizes that are not the preset's, in words."""
     words = {"num_hidden_layers": "{} layers", "hidden_size": "width {}", "intermediate_size": "MLP {}"}
     return ", ".join(form.format(sizes[name]) for name, form in words.items() if name in sizes)

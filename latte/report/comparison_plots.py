@@ -24,7 +24,8 @@ def plots(rows: list[Row], folder: Path) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
     from matplotlib.figure import Figure  # drawn without pyplot: no display, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -36,7 +37,7 @@ def _validation(row: Row, folder: Path) -> tuple[list[int], list[float]]:
 
 
 def _curves(rows: list[Row], folder: Path) -> Any:
-    figure = _figure(15, 4.5)
+    figure = new_figure(15, 4.5)
     training, context, position = figure.subplots(1, 3)
     for row in rows:
         training.plot(*_validation(row, folder), label=row.name, marker=".")
@@ -61,7 +62,7 @@ def _curves(rows: list[Row], folder: Path) -> Any:
 
 def _ranking(rows: list[Row], folder: Path) -> Any:
     """Left: the losses of each model, sorted by the one at the trained length. Right: validation while training."""
-    figure = _figure(15, 1.6 + 0.26 * len(rows))
+    figure = new_figure(15, 1.6 + 0.26 * len(rows))
     ranking, training = figure.subplots(1, 2, width_ratios=(3, 2))
     ranked = sorted(rows, key=lambda row: row.at_training["loss"])
     for marker, at, colour, title in (
@@ -100,7 +101,7 @@ def _ranking(rows: list[Row], folder: Path) -> Any:
 
 
 def _costs(rows: list[Row]) -> Any:
-    figure = _figure(17, 0.9 + (0.45 if len(rows) <= COLOURS else 0.26) * len(rows))
+    figure = new_figure(17, 0.9 + (0.45 if len(rows) <= COLOURS else 0.26) * len(rows))
     bars = {
         "training, tokens/s": [row.train_tokens_per_second or 0 for row in rows],
         "peak memory, MiB": [row.peak_memory_bytes / 2**20 for row in rows],

@@ -41,6 +41,8 @@ class RunView:
     recipe: dict[str, Any] = field(default_factory=dict)
     train: Points = field(default_factory=list)  # tokens read, loss
     valid: Points = field(default_factory=list)
+    accuracy: Points = field(default_factory=list)  # tokens read, accuracy on validation examples
+    scores: list[dict[str, Any]] = field(default_factory=list)  # accuracy by group of test examples
     context: Points = field(default_factory=list)  # length of context, loss
     positions: Points = field(default_factory=list)  # position in the text, loss
     read: Points = field(default_factory=list)  # length of context, tokens a second
@@ -55,6 +57,10 @@ class RunView:
     @property
     def variant(self) -> str:
         return str(self.setting("model", "variant") or self.name)
+
+    @property
+    def task(self) -> str:
+        return str(self.recipe.get("task") or "language")
 
     def setting(self, group: str, name: str) -> Any:
         return (self.recipe.get(group) or {}).get(name)
@@ -97,7 +103,7 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
     per_step = next((line["tokens"] / line["step"] for line in lines if "tokens" in line and line.get("step")), 1.0)
     for line in lines:
         tokens = float(line.get("tokens", line.get("step", 0) * per_step))
-        for key, points in (("loss", run.train), ("valid_loss", run.valid)):
+        for key, points in (("loss", run.train), ("valid_loss", run.valid), ("valid_accuracy", run.accuracy)):
             if isinstance(line.get(key), int | float) and math.isfinite(line[key]):
                 points.append((tokens, float(line[key])))
     if not run.train and not run.valid:
@@ -111,6 +117,9 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
         "tokens": result.get("tokens") or max(x for x, _ in run.train + run.valid),
     }
     measured = _json(folder / EVAL) or {}
+    run.scores = measured.get("scores", [])
+    last = run.accuracy[-1][1] if run.accuracy else None  # until all test examples are read
+    run.row |= {"accuracy": measured.get("accuracy", last), "chance": measured.get("chance")}
     contexts = measured.get("contexts", [])
     run.context = [(entry["context"], entry["loss"]) for entry in contexts]
     run.positions = position_points(measured.get("positions", []))

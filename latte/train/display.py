@@ -145,6 +145,7 @@ class Display(TrainerCallback):
         forms = {
             "loss": "loss {:.4f}",
             "valid_loss": "valid {:.4f}",
+            "valid_accuracy": "accuracy {:.1%}",
             "valid_gap_closed": "gap closed {:.1%}",
             "tokens_per_second": "{:,.0f} tokens/s",
         }

@@ -13,18 +13,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
 from latte import memory
-from latte.data import Batch, PackedRows, StepBatches, prepare
-from latte.data.corpus import given_tokenizer
-from latte.data.tokenizer import check_fits, fingerprint, load_tokenizer, save_tokenizer
+from latte.data import Batch, GroupedOrder, Order, Rows, StepBatches
+from latte.data.tokenizer import save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import digest_json, whole_folder, write_text
 from latte.loading.layout import MODEL, RESULT, TOKENIZER, read_metrics
-from latte.loading.models import load_model, model_weights
-from latte.models import LatteConfig, preset
-from latte.recipe import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe, anchored
+from latte.recipe import Recipe, TrainRecipe, anchored
+from latte.tasks import open_task
+from latte.tasks.base import config_of
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
 from latte.train.folder import from_first, is_finished, run_folder, shared
@@ -43,6 +42,7 @@ class Result:
     seconds: float
     tokens_per_second: float
     peak_memory_bytes: int
+    valid_accuracy: float | None = None  # of tasks that have answers
     #: First step and total steps of each learning-rate schedule; more than one if the run was made longer.
     schedules: list[list[int]] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class Result:
 def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     """Train as the recipe says, or resume the run that an earlier call with the same recipe began.
 
-    The final model is in ``out/model``, for ``AutoModelForCausalLM.from_pretrained``.
+    The final model is in ``out/model``, for ``from_pretrained`` of transformers' Auto classes.
 
     Raises:
         UserError: settings, text or files that can't be used; a folder of another run; a loss that is not finite.
@@ -60,24 +60,22 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
     folder = Path(recipe.out)
     settings = recipe.train
     if recipe.model.pretrained is None:
-        _config(recipe.model)  # raise mistakes in the settings before any slow step
+        config_of(recipe.model)  # raise mistakes in the settings before any slow step
     args = training_arguments(folder, settings)
     console = console or Console(file=sys.stderr, quiet=args.process_index > 0)
     if settings.sample_every and settings.strategy == "fsdp" and args.world_size > 1:
         raise UserError("train.sample_every is set, expected 0 with train.strategy fsdp: no process has a whole model")
     micro, accumulation = share(settings, args.world_size)
     args.gradient_accumulation_steps = accumulation
-    with args.main_process_first(desc="tokenising"):
-        recipe = replace(recipe, data=with_tokenizer(recipe))
-        corpus = prepare(recipe.data, console.print)
-    rows = PackedRows(corpus.train, recipe.data.sequence_length, "training part")
-    held_out = PackedRows(corpus.valid, recipe.data.sequence_length, "validation part")
-    batches = step_batches(rows, settings, args, micro)
-    model = build_model(recipe.model, corpus.tokenizer, recipe.data.sequence_length, settings.seed)
-    with run_folder(folder, args, recipe, corpus.digest):
+    with args.main_process_first(desc="preparing the data"):
+        task = open_task(recipe, console.print)
+    batches = step_batches(task.rows, settings, args, micro, task.order(settings.seed))
+    seed_everything(settings.seed)
+    model = task.build_model()
+    with run_folder(folder, args, task.recipe, task.digest):
         if args.process_index == 0 and not (folder / TOKENIZER).exists():
             with whole_folder(folder / TOKENIZER) as scratch:
-                save_tokenizer(corpus.tokenizer, scratch)
+                save_tokenizer(task.tokenizer, scratch)
         return fit(
             model,
             batches,
@@ -85,9 +83,9 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
             settings,
             args,
             console=console,
-            tokenizer=corpus.tokenizer,
-            tokens_per_step=settings.batch_size * recipe.data.sequence_length,
-            evaluate=lambda current: {"valid_loss": validation_loss(current, held_out, settings, args, micro)},
+            tokenizer=task.tokenizer,
+            tokens_per_step=round(settings.batch_size * task.tokens_per_row),
+            evaluate=lambda current: task.evaluate(current, args, micro),
         )
 
 
@@ -175,60 +173,6 @@ def _rates(schedules: list[list[int]], settings: TrainRecipe) -> str:
     return f"; the learning rate follows a schedule of {settings.steps} steps now ({new:.3g}, it had come to {old:.3g})"
 
 
-def with_tokenizer(recipe: Recipe) -> DataRecipe:
-    """The recipe's data settings with the tokenizer that is used: a pretrained model's own, or else the one asked for.
-
-    Raises:
-        UserError: another tokenizer than the pretrained model's was asked for, whose ids would mean other text.
-    """
-    data, pretrained = recipe.data, recipe.model.pretrained
-    if pretrained is None:
-        return replace(data, tokenizer="bpe") if data.tokenizer == AUTO else data
-    folder = model_weights(pretrained).tokenizer if Path(pretrained).is_dir() else pretrained
-    try:
-        own = load_tokenizer(str(folder), source=folder)
-    except UserError:
-        if data.tokenizer in (AUTO, "bpe"):
-            raise
-        return data  # the model came without one: the user knows which it was trained with
-    if data.tokenizer != AUTO:
-        asked = None if data.tokenizer == "bpe" else given_tokenizer(data.tokenizer)
-        if asked is None or fingerprint(asked) != fingerprint(own):
-            raise UserError(
-                f"data.tokenizer is {data.tokenizer!r}, but the model {pretrained} was trained with another tokenizer: "
-                "leave data.tokenizer out"
-            )
-    return replace(data, tokenizer=str(folder.resolve() if isinstance(folder, Path) else folder))
-
-
-def build_model(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Any:
-    """The model of a recipe, new or pretrained, with the tokenizer's vocabulary.
-
-    Raises:
-        UserError: an unknown name or setting, or a pretrained model with another vocabulary.
-    """
-    seed_everything(seed)
-    if recipe.pretrained is not None:
-        model = load_model(recipe.pretrained)
-        check_fits(tokenizer, model.config.vocab_size, recipe.pretrained)
-        return model
-    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **recipe.overrides}
-    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    try:
-        model = AutoModelForCausalLM.from_config(_config(recipe, **sizes, **special))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"model: {error}") from error
-    check_fits(tokenizer, model.config.vocab_size, "model.overrides.vocab_size")
-    return model
-
-
-def _config(recipe: ModelRecipe, **settings: Any) -> LatteConfig:
-    try:
-        return preset(recipe.variant, recipe.size, **{**recipe.overrides, **settings})
-    except (ValueError, TypeError) as error:
-        raise UserError(f"model: {error}") from error
-
-
 def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
     """Rows of a micro-batch, and the number of micro-batches that a process accumulates per step.
 
@@ -244,7 +188,9 @@ def share(settings: TrainRecipe, world_size: int) -> tuple[int, int]:
     return micro, settings.batch_size // (micro * world_size)
 
 
-def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int) -> StepBatches:
+def step_batches(
+    rows: Rows, settings: TrainRecipe, args: TrainingArguments, micro: int, order: Order | GroupedOrder | None = None
+) -> StepBatches:
     """The micro-batches of this process."""
     return StepBatches(
         rows,
@@ -254,52 +200,23 @@ def step_batches(rows: PackedRows, settings: TrainRecipe, args: TrainingArgument
         micro_batch_size=micro,
         rank=args.process_index,
         world_size=args.world_size,
+        order=order,
     )
-
-
-def validation_loss(
-    model: nn.Module, rows: PackedRows, settings: TrainRecipe, args: TrainingArguments, micro: int
-) -> float:
-    """Mean loss per token over ``eval_rows`` rows, evenly spaced in the validation part; a collective call."""
-    count = min(settings.eval_rows, len(rows))
-    chosen = [index * len(rows) // count for index in range(count)]
-    total = torch.zeros(2, dtype=torch.float64, device=args.device)
-    per_call = micro * args.world_size
-    for start in range(0, count, per_call):
-        mine = chosen[start : start + per_call][args.process_index :: args.world_size]
-        # Every process calls the model equally often, since a sharded model communicates in each call.
-        batch = {name: value.to(args.device) for name, value in rows.batch(mine or chosen[:1]).items()}
-        items = int((batch["labels"] != -100).sum()) if mine else 0
-        loss = model(**inputs_for(model, batch)).loss
-        total += torch.tensor([float(loss) * items, items], dtype=torch.float64, device=args.device)
-    if args.world_size > 1:
-        torch.distributed.all_reduce(total)
-    return float(total[0] / total[1])
-
-
-def inputs_for(model: nn.Module, batch: Batch) -> Batch:
-    """The batch as the model's arguments: transformers' models separate segments by position ids that restart at 0."""
-    inner: Any = getattr(model, "module", model)
-    if getattr(inner, "takes_documents", False):
-        return {**batch, "use_cache": False, "return_logits": False}  # type: ignore[dict-item]
-    place = torch.arange(batch["reset"].shape[1], device=batch["reset"].device)
-    start = torch.where(batch["reset"], place, 0).cummax(dim=1).values
-    others = {name: value for name, value in batch.items() if name != "reset"}
-    return {**others, "position_ids": place - start, "use_cache": False}  # type: ignore[dict-item]
 
 
 def _finish(trainer: LatteTrainer, folder: Path, tokenizer: Any, tokens_per_step: int) -> Result:
     state = checkpoint.model_state(trainer.model)
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     lines = read_metrics(folder)
-    valid = [line["valid_loss"] for line in lines if "valid_loss" in line]
+    valid: dict[str, Any] = next((line for line in reversed(lines) if "valid_loss" in line), {})
     seconds = (shared(round(1000 * trainer.progress.get("metrics", {}).get("seconds", 0)), trainer.args) or 0) / 1000
     tokens = trainer.settings.steps * tokens_per_step
     result = Result(
         steps=trainer.settings.steps,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         tokens=tokens,
-        valid_loss=valid[-1] if valid else None,
+        valid_loss=valid.get("valid_loss"),
+        valid_accuracy=valid.get("valid_accuracy"),
         seconds=seconds,
         tokens_per_second=round(tokens / max(seconds, 1e-9), 1),
         peak_memory_bytes=peak_memory(),

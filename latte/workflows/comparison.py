@@ -10,46 +10,51 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from latte.data import Corpus, PackedRows, prepare
+from latte.data import Corpus, PackedRows
 from latte.errors import Stopped, UserError
 from latte.eval.comparison import Row, measure
 from latte.eval.speed import load_average, time_models
+from latte.eval.tasks import TaskRow, measure_task
 from latte.files import digest_json, write_text
 from latte.loading.layout import COMPARED, SEARCH, SPEEDS, read_recipe
 from latte.recipe import CompareRecipe, Recipe, anchored, flatten, require_same, to_yaml
+from latte.tasks import TASKS, Language, Task, open_task
 from latte.train import train
-from latte.train.run import with_tokenizer
 from latte.workflows.rates import choose_rate
-from latte.workflows.sizes import plan
+from latte.workflows.sizes import plan, run_recipe
 
 Say = Callable[[str], None]
 
 
-def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]:
+def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row] | list[TaskRow]:
     """Choose a learning rate for each model, train and evaluate it, one model after another; then time all in turns.
 
-    What an earlier call has done is read from the folders.
+    Models of tasks with answers are compared by accuracy, and not timed apart from their training. What an earlier call
+    has done is read from the folders.
 
     Raises:
-        UserError: settings or text that can't be used, or a training that failed.
+        UserError: settings or data that can't be used, or a training that failed.
         Stopped: a signal came while training; everything is saved.
     """
     recipe = anchored(recipe)
-    corpus = prepare(recipe.data, say)
-    check_text(recipe, corpus)
-    recipes = plan(recipe, len(corpus.tokenizer))
+    task = open_task(run_recipe(recipe), say)
+    if isinstance(task, Language):
+        check_text(recipe, task.corpus)
+    recipes = plan(recipe, task.fields, task.model_class)
     for settings in recipes.values():
         check_run(settings, rate_is_searched=bool(recipe.learning_rates))
-    rows = [_row(name, settings, recipe, corpus, say) for name, settings in recipes.items()]
-    return _with_speeds(rows, recipes, recipe, corpus, say)
+    found = [_row(name, settings, recipe, task, say) for name, settings in recipes.items()]
+    if isinstance(task, Language):
+        return _with_speeds([Row(**row) for row in found], recipes, recipe, task.corpus, say)
+    return [TaskRow(**row) for row in found]
 
 
-def _row(name: str, settings: Recipe, recipe: CompareRecipe, corpus: Corpus, say: Say) -> Row:
+def _row(name: str, settings: Recipe, recipe: CompareRecipe, task: Task, say: Say) -> dict[str, Any]:
     """One model's row, without speeds."""
     searched: list[tuple[float, float | None]] = []
     if recipe.learning_rates:
         folder, steps = Path(recipe.out) / SEARCH, recipe.steps_of_search
-        search = choose_rate(name, settings, recipe.learning_rates, steps, folder, corpus.digest, say)
+        search = choose_rate(name, settings, recipe.learning_rates, steps, folder, task.digest, say)
         searched = list(zip(search.rates, search.losses, strict=True))
         settings = replace(settings, train=replace(settings.train, learning_rate=search.best))
     kept = Path(settings.out) / COMPARED
@@ -59,9 +64,14 @@ def _row(name: str, settings: Recipe, recipe: CompareRecipe, corpus: Corpus, say
         say(f"{name}: training" + (f" with learning rate {settings.train.learning_rate:g}" if searched else ""))
         _train(settings, recipe.isolate)
         say(f"{name}: measuring")
-        found = {"key": key, "row": asdict(measure(name, settings, recipe, searched))}
+        row: Row | TaskRow
+        if isinstance(task, Language):
+            row = measure(name, settings, recipe, searched)
+        else:
+            row = measure_task(name, settings, task, searched)
+        found = {"key": key, "row": asdict(row)}
         write_text(kept, json.dumps(found, indent=1) + "\n")
-    return Row(**found["row"])
+    return found["row"]
 
 
 def _with_speeds(
@@ -127,7 +137,7 @@ def check_run(settings: Recipe, rate_is_searched: bool = False) -> None:
     recorded = read_recipe(settings.out)
     if recorded is None:
         return
-    mine = replace(settings, data=with_tokenizer(settings))
+    mine = TASKS[settings.task].settled(settings)
     if rate_is_searched:
         mine = replace(mine, train=replace(mine.train, learning_rate=recorded.train.learning_rate))
     require_same(flatten(mine), flatten(recorded), settings.out)

@@ -41,13 +41,16 @@ def choose_rate(
 ) -> Search:
     """Train a model for ``steps`` with each rate. What an earlier call has done is read from ``folder/name.json``.
 
-    An interrupted run goes on where it was; finished ones leave their loss alone.
+    An interrupted run goes on where it was; finished ones leave their loss alone. Where ``steps`` are those of the
+    whole training, the run with the best rate is kept as the model's own, at ``settings.out``.
 
     Raises:
         UserError: no rate comes to a finite loss, or what training raises.
         Stopped: a signal came; everything is saved.
     """
-    short = replace(settings, out=str(folder / name), train=short_run(settings.train, steps))
+    whole = steps == settings.train.steps
+    train_recipe = settings.train if whole else short_run(settings.train, steps)
+    short = replace(settings, out=str(folder / name), train=train_recipe)
     kept = folder / f"{name}.json"
     key = digest_json([_without_places(short), data_digest])
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
@@ -62,12 +65,18 @@ def choose_rate(
         losses[f"{rate:g}"] = loss
         folder.mkdir(parents=True, exist_ok=True)
         write_text(kept, json.dumps({"key": key, "losses": losses}, indent=1) + "\n")
-        remove(Path(run.out))
+        if not whole:
+            remove(Path(run.out))
     search = Search(list(rates), [losses[f"{rate:g}"] for rate in rates])
     if all(loss is None for loss in search.losses):
         raise UserError(
             f"{name}: the loss was not finite with any of the learning rates {', '.join(f'{rate:g}' for rate in rates)}"
         )
+    best = folder / name / f"{search.best:g}"
+    if whole and best.is_dir():
+        if not Path(settings.out).exists():
+            best.rename(settings.out)
+        remove(folder / name)
     return search
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from latte.errors import UserError
 from latte.models import LatteConfig, LatteForCausalLM, preset, variants
@@ -18,42 +19,58 @@ from latte.recipe import CompareRecipe, Recipe
 MULTIPLE = 8
 
 
-def plan(recipe: CompareRecipe, vocab_size: int) -> dict[str, Recipe]:
+def run_recipe(recipe: CompareRecipe, name: str = "", **changes: Any) -> Recipe:
+    """The training recipe of one model of a comparison; ``changes`` replace settings."""
+    shared = {entry.name: getattr(recipe, entry.name) for entry in fields(Recipe)}
+    return Recipe(**{**shared, "out": str(Path(recipe.out) / name), **changes})
+
+
+def plan(
+    recipe: CompareRecipe, data_fields: dict[str, Any], kind: type[nn.Module] = LatteForCausalLM
+) -> dict[str, Recipe]:
     """The training recipe of every model, with matched numbers of parameters if the recipe says so.
+
+    Args:
+        data_fields: fields of the configurations that the data determine, such as the vocabulary.
+        kind: the model's class.
 
     Raises:
         UserError: an unknown name or setting, or a model that can't be matched.
     """
-    models = {name: _model(name, recipe, vocab_size) for name in recipe.variants}
+    models = {name: _model(name, recipe, data_fields, kind) for name in recipe.variants}
     # Counted in any case: a setting that a model does not take is found here, before the first training.
     counts = {name: model.count() for name, model in models.items()}
     if recipe.match_parameters:
-        target = _model(recipe.match, recipe, vocab_size).count() if recipe.match else max(counts.values())
-        models = {name: model.matched(target, recipe.match_within) for name, model in models.items()}
+        own = _model(recipe.match, recipe, data_fields, kind).count() if recipe.match else max(counts.values())
+        models = {name: model.matched(own, recipe.match_within) for name, model in models.items()}
     return {
-        name: Recipe(
-            out=str(Path(recipe.out) / name),
-            data=recipe.data,
-            model=replace(recipe.model, variant=model.variant, overrides=model.overrides),
-            train=recipe.train,
-        )
+        name: run_recipe(recipe, name, model=replace(recipe.model, variant=model.variant, overrides=model.overrides))
         for name, model in models.items()
     }
 
 
 def count_parameters(variant: str, overrides: dict[str, Any], size: str, extra: dict[str, Any]) -> int:
     """Number of a model's parameters, counted on the meta device, without allocating them."""
-    return _Model(variant, variant, size, extra, overrides).count()
+    return _Model(variant, variant, size, extra, overrides, LatteForCausalLM).count()
 
 
 class _Model:
     """A variant with its overrides, and what it has in common with all others of the comparison."""
 
-    def __init__(self, name: str, variant: str, size: str, extra: dict[str, Any], overrides: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        variant: str,
+        size: str,
+        extra: dict[str, Any],
+        overrides: dict[str, Any],
+        kind: type[nn.Module],
+    ) -> None:
         self.name, self.variant, self.size, self.extra, self.overrides = name, variant, size, extra, overrides
+        self.kind = kind
 
     def having(self, **overrides: int) -> _Model:
-        return _Model(self.name, self.variant, self.size, self.extra, {**self.overrides, **overrides})
+        return _Model(self.name, self.variant, self.size, self.extra, {**self.overrides, **overrides}, self.kind)
 
     def config(self) -> LatteConfig:
         try:
@@ -65,7 +82,7 @@ class _Model:
         config = self.config()
         try:
             with torch.device("meta"):
-                model = LatteForCausalLM(config)
+                model = self.kind(config)
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.name}: {error}") from error
         return sum(parameter.numel() for parameter in model.parameters())
@@ -124,11 +141,10 @@ class _Model:
         return low + (target - self.having(**{setting: low}).count()) / self._slope(setting, low, high)
 
 
-def _model(name: str, recipe: CompareRecipe, vocab_size: int) -> _Model:
+def _model(name: str, recipe: CompareRecipe, data_fields: dict[str, Any], kind: type[nn.Module]) -> _Model:
     """A preset and its overrides; settings for all are left out where a variant has no such option."""
     known, variant = variants(), recipe.bases.get(name, name)
     if variant not in known:
         raise UserError(f"there is no variant {variant!r} to compare, expected some of {', '.join(known)}")
     shared = shared_overrides(variant, recipe.model.size, recipe.model.overrides)
-    extra = {"vocab_size": vocab_size, "max_position_embeddings": recipe.data.sequence_length}
-    return _Model(name, variant, recipe.model.size, extra, {**shared, **recipe.overrides.get(name, {})})
+    return _Model(name, variant, recipe.model.size, data_fields, {**shared, **recipe.overrides.get(name, {})}, kind)

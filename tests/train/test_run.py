@@ -22,6 +22,7 @@ from latte.layers.feeds import RGLRU
 from latte.layers.marks import Mark, Marked, decays, marks_of
 from latte.loading.layout import read_metrics
 from latte.recipe import Recipe, TrainRecipe, from_yaml
+from latte.tasks import language
 from latte.train import checkpoint, run, train
 from latte.train.trainer import learning_rate_factor, split_by_learning_rate
 from tests.train.support import kill, timeless, weights
@@ -100,14 +101,14 @@ def test_a_signal_saves_and_stops_within_one_step(recipe, interrupted, number, w
 
 def test_a_signal_breaks_off_a_validation_and_the_next_run_does_it(recipe, whole, monkeypatch):
     stopped = recipe("stopped")
-    original = run.validation_loss
+    original = language.validation_loss
 
     def validation_loss(*args):
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "validation_loss", validation_loss)
+        patch.setattr(language, "validation_loss", validation_loss)
         with pytest.raises(Stopped, match="stopped at step 6 of 12"):
             train(stopped)
     assert not any("valid_loss" in line for line in read_metrics(Path(stopped.out)))

@@ -19,6 +19,7 @@ from latte.workflows import comparison as module
 from latte.workflows.comparison import compare
 from latte.workflows.sizes import count_parameters, plan
 
+EXTRA = {"vocab_size": 257, "max_position_embeddings": 16}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -81,23 +82,21 @@ def test_rows_table_and_plots(recipe, tmp_path, monkeypatch):
 def test_parameters_are_matched_by_the_width_of_the_mlp(recipe):
     names = ["latte", "latte-r-swa++", "r-swa++", "transformer++"]
     settings = recipe(variants=names, match_parameters=True, model=ModelRecipe(size="tiny"))
-    extra = {"vocab_size": 257, "max_position_embeddings": 16}
     counts = {
-        name: count_parameters(entry.model.variant, entry.model.overrides, "tiny", extra)
-        for name, entry in plan(settings, 257).items()
+        name: count_parameters(entry.model.variant, entry.model.overrides, "tiny", EXTRA)
+        for name, entry in plan(settings, EXTRA).items()
     }
     assert max(counts.values()) / min(counts.values()) < 1.01
-    alone = plan(recipe(variants=names, model=ModelRecipe(size="tiny")), 257)
-    free = [count_parameters(entry.model.variant, entry.model.overrides, "tiny", extra) for entry in alone.values()]
+    alone = plan(recipe(variants=names, model=ModelRecipe(size="tiny")), EXTRA)
+    free = [count_parameters(entry.model.variant, entry.model.overrides, "tiny", EXTRA) for entry in alone.values()]
     assert max(free) / min(free) > 1.2
 
 
 def test_parameters_without_an_mlp_are_matched_by_layers_and_width(recipe):
     names = ["latte-r-swa++", "mamba", "mamba2", "kla", "rwkv7"]
     settings = recipe(variants=names, match_parameters=True, match="latte-r-swa++", model=ModelRecipe(size="tiny"))
-    planned = plan(settings, 257)
-    extra = {"vocab_size": 257, "max_position_embeddings": 16}
-    counts = [count_parameters(entry.model.variant, entry.model.overrides, "tiny", extra) for entry in planned.values()]
+    planned = plan(settings, EXTRA)
+    counts = [count_parameters(entry.model.variant, entry.model.overrides, "tiny", EXTRA) for entry in planned.values()]
     assert max(abs(count / counts[0] - 1) for count in counts) <= 0.02
     assert {"intermediate_size"} == set(planned["rwkv7"].model.overrides)
     for name in ("mamba", "mamba2", "kla"):
@@ -112,7 +111,7 @@ def test_parameters_without_an_mlp_are_matched_by_layers_and_width(recipe):
                 match_within=0.0,
                 model=ModelRecipe(size="tiny"),
             ),
-            257,
+            EXTRA,
         )
 
 
@@ -124,7 +123,7 @@ def test_a_narrow_mlp_gives_way_to_fewer_layers(recipe):
         match="transformer++",
         model=ModelRecipe(overrides=wide),
     )
-    planned = plan(replace(settings, overrides={"transformer++": wide}), 257)
+    planned = plan(replace(settings, overrides={"transformer++": wide}), EXTRA)
     assert planned["retnet"].model.overrides["num_hidden_layers"] == 1
     assert planned["retnet"].model.overrides["intermediate_size"] >= 64
 

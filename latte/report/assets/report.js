@@ -59,7 +59,8 @@
 
   /* ---- training ---- */
   if (has('train') || has('valid')) {
-    const node = section('training', 'Training', 'Loss is the mean surprise of the next token, in nats; lower is better.');
+    const node = section('training', 'Training', `Loss is the mean surprise of ${data.task === 'language' ? 'the next token' : 'an answer'}, in nats; lower is better.`);
+    const lossLabel = data.task === 'language' ? 'loss, nats a token' : 'loss, nats an answer';
     const both = el('div', { class: 'figures' });
     node.append(both);
     // The first steps fall from the logarithm of the vocabulary; what comes after is what differs, so it gets the room.
@@ -68,16 +69,34 @@
       const { node: card, body } = figure('Training loss', 'Thin lines are single readings, strong ones their running mean.');
       both.append(card);
       Latte.lineChart(body, {
-        label: 'Training loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'loss, nats a token', top: afterStart },
+        label: 'Training loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: lossLabel, top: afterStart },
         series: runs.map((run, index) => ({ name: run.name, color: index, faint: run.train, points: smooth(run.train) })).filter((line) => line.points.length),
       });
     }
     if (has('valid')) {
-      const { node: card, body } = figure('Validation loss', 'Measured on rows of documents that were never trained on: other tokens than those of the table and of the figures by context.');
+      const { node: card, body } = figure('Validation loss', data.task === 'language' ? 'Measured on rows of documents that were never trained on: other tokens than those of the table and of the figures by context.' : 'Measured on examples that were never trained on.');
       both.append(card);
       Latte.lineChart(body, {
-        label: 'Validation loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'loss, nats a token' }, series: lines('valid'),
+        label: 'Validation loss by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: lossLabel }, series: lines('valid'),
       });
+    }
+  }
+
+  /* ---- accuracy ---- */
+  if (has('accuracy')) {
+    const chance = data.chance ? ` By chance it would be ${Latte.formats.percent(data.chance)}.` : '';
+    const node = section('accuracy', 'Accuracy', `The share of right answers on examples that were never trained on.${chance}`);
+    const { node: card, body } = figure('Accuracy while training', 'On the validation examples.');
+    node.append(el('div', { class: 'figures' }, card));
+    Latte.lineChart(body, {
+      label: 'Accuracy by tokens read', x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: 'accuracy', format: 'percent' }, series: lines('accuracy'),
+    });
+    const scored = runs.filter((run) => (run.scores || []).length > 1);
+    if (scored.length) {
+      const cells = (run) => run.scores.map((score) => el('td', { style: { background: `color-mix(in srgb, var(--series-0) ${Math.round(70 * score.accuracy)}%, transparent)` } }, Latte.formats.percent(score.accuracy)));
+      node.append(el('div', { class: 'card' }, el('div', { class: 'scroll', tabindex: 0 }, el('table', { class: 'scores' },
+        el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, data.task === 'recall' ? 'tokens, pairs' : 'group'), scored[0].scores.map((score) => el('th', { scope: 'col' }, score.group)))),
+        el('tbody', {}, scored.map((run) => el('tr', {}, el('td', {}, run.name), cells(run))))))));
     }
   }
 

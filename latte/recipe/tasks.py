@@ -1,0 +1,86 @@
+"""Settings of tasks other than language modelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from latte.errors import UserError
+from latte.recipe.bounds import check_numbers
+
+#: What a model is trained to do. ``language``: the next token of a text; ``recall``: values that were stated with keys
+#: (MQAR).
+TaskName = Literal["language", "recall"]
+
+
+@dataclass
+class RecallRecipe:
+    """Multi-query associative recall (MQAR): keys with values, then some of the keys again; the values are asked for.
+
+    The examples are those of Zoology's generator with the same seeds.
+    """
+
+    lengths: list[int] = field(default_factory=lambda: [64, 128, 256])
+    """Tokens of the training examples; each batch has one length, and all lengths are mixed."""
+    pairs: list[int] = field(default_factory=lambda: [4, 8, 16])
+    """Pairs of key and value in the examples of each length."""
+    test_lengths: list[int] = field(default_factory=list)
+    """Tokens of the test examples; by default those of training."""
+    test_pairs: list[int] = field(default_factory=list)
+    """Pairs in the test examples of each length."""
+    vocab_size: int = 8192
+    """Tokens: 0 fills, the lower half are keys, the upper half values."""
+    examples: int = 100_000
+    """Training examples of each length."""
+    test_examples: int = 3000
+    """Test examples of each length; train.eval_rows of them are read in a validation."""
+    seed: int = 0
+    """Seed of the training examples."""
+    test_seed: int = 10
+    """Seed of the test examples."""
+    power: float = 0.01
+    """Exponent of the distances between a pair and its query: the n-th nearest place has a weight of n^(power - 1)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"examples": 1, "test_examples": 1, "vocab_size": 4}, "recall.")
+        if not self.lengths:
+            raise UserError("recall.lengths is empty, expected at least one length")
+        for prefix, settings in (("", self.settings), ("test_", self.test_settings)):
+            for length, pairs in settings:
+                _check_recall(prefix, length, pairs, self.vocab_size)
+
+    @property
+    def settings(self) -> list[tuple[int, int]]:
+        """Length and number of pairs of the training examples."""
+        return _zipped("", self.lengths, self.pairs)
+
+    @property
+    def test_settings(self) -> list[tuple[int, int]]:
+        """The same of the test examples."""
+        if not self.test_lengths and not self.test_pairs:
+            return self.settings
+        return _zipped("test_", self.test_lengths, self.test_pairs)
+
+
+def _zipped(prefix: str, lengths: list[int], pairs: list[int]) -> list[tuple[int, int]]:
+    if len(lengths) != len(pairs):
+        raise UserError(
+            f"recall.{prefix}pairs has {len(pairs)} entries, expected {len(lengths)}: one for each of "
+            f"recall.{prefix}lengths"
+        )
+    found = list(zip(lengths, pairs, strict=True))
+    if len(set(found)) != len(found):
+        raise UserError(f"recall.{prefix}lengths and {prefix}pairs have a setting twice, expected different ones")
+    return found
+
+
+def _check_recall(prefix: str, length: int, pairs: int, vocab_size: int) -> None:
+    if length % 2 or length < 4 * pairs:
+        raise UserError(
+            f"recall.{prefix}lengths has {length} with {pairs} pairs, expected an even number of at least {4 * pairs}: "
+            "pairs take two tokens each, and queries as many"
+        )
+    if vocab_size <= length:
+        raise UserError(f"recall.vocab_size is {vocab_size}, expected more than {length}, the tokens of an example")
+    if pairs > vocab_size // 2 - 1:
+        raise UserError(f"recall.vocab_size is {vocab_size}, expected keys for {pairs} pairs in its lower half")
