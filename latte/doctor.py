@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from latte import memory
+from latte.decode.stages import STAGES
+from latte.mixers import names
 from latte.ops import native
 from latte.ops.registry import Draw, choose_backend, registered_ops
 from latte.tokens import Tokens
@@ -49,6 +51,14 @@ def device() -> str:
 def kernels() -> str:
     """Which native kernels serve here, or why none do."""
     return native.describe()
+
+
+def decoding() -> str:
+    """Which mixers the decode engine reads in one native call a token, or why none."""
+    if not native.available():
+        return f"torch's modules ({native.describe()})"
+    served = [name for name in names() if name in STAGES]
+    return f"one native call a token for {', '.join(served)}; torch's modules for the others"
 
 
 def allocation() -> str:

@@ -39,6 +39,17 @@ def apply(mutant: Mutant, root: Path) -> None:
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
 
 
+def build(root: Path) -> bool:
+    """Compile the kernels of a tree for this machine alone, quickly; whether that worked."""
+    folder = root / "latte/ops/native"
+    sources = [str(path) for path in folder.glob("*.cpp") if path.stem != "check"]
+    flags = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-exceptions", "-fPIC"]
+    flags += ["-w", "-shared", "-DLATTE_ISA=portable", "-fvisibility=hidden"]
+    command = [os.environ.get("CXX", "c++"), *flags, *sources, "-o", str(folder / "_kernels.so")]
+    (folder / "_kernels.so").unlink(missing_ok=True)
+    return subprocess.run(command, check=False).returncode == 0
+
+
 def run(tests: tuple[str, ...], mutant: Mutant | None = None) -> tuple[str, str]:
     """Run tests on a copy of the tree: (passed | failed | broken, the line that says why)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -51,6 +62,8 @@ def run(tests: tuple[str, ...], mutant: Mutant | None = None) -> tuple[str, str]
                 shutil.copy(source, root / part)
         if mutant is not None:
             apply(mutant, root)
+            if mutant.file.endswith((".h", ".cpp")) and not build(root):
+                return "broken", "the kernels do not compile"
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("LATTE_BACKEND", None)
         if tests not in WITH_KERNELS:

@@ -27,7 +27,7 @@ DELTA = ("tests/ops/test_forms.py", "-k", "delta or bonus")
 LOG_LINEAR = ("tests/ops/test_log_linear.py", "tests/ops/test_forms.py", "-k", "log_linear")
 CARRIED = ("tests/mixers/test_rwkv7.py", "-k", "pieces or values")
 REGISTRY = ("tests/test_tokens.py", "tests/ops", "--ignore=tests/ops/native")
-STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py")
+STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py", "tests/decode")
 LOG_SUM = ("tests/ops/test_log_sum.py", "tests/ops/test_forms.py", "-k", "log_sum")
 KALMAN = ("tests/mixers/test_state_spaces.py", "tests/ops/test_forms.py", "-k", "kalman")
 CASCADE = ("tests/mixers/test_hla.py",)
@@ -52,7 +52,10 @@ LOG_SCAN, REGISTRY_PY = "latte/ops/log_scan.py", "latte/ops/registry.py"
 RGLRU, FEEDS, MIXER = "latte/ops/rglru.py", "latte/layers/feeds.py", "latte/mixers/latte.py"
 DELTA_PY, WY, BONUS, LOG_LINEAR_PY = (f"latte/ops/{name}.py" for name in ("delta", "wy", "bonus", "log_linear"))
 BLOCKS, MARKS_PY = "latte/models/blocks.py", "latte/layers/marks.py"
-SESSION, GUARD, MEMORY = "latte/decode/session.py", "latte/decode/guard.py", "latte/ops/native/token.py"
+ENGINE, GUARD, MEMORY = (f"latte/decode/{name}.py" for name in ("engine", "guard", "memory"))
+ATTENTION_H, LATENTS_H, RECURRENT_H = (
+    f"latte/ops/native/stages_{name}.h" for name in ("attention", "latents", "recurrent")
+)
 
 MUTANTS = [
     # Normalisers that fade, Kalman filters, cascades of linear attention, and attention in chunks.
@@ -731,33 +734,89 @@ MUTANTS = [
         "if decays(parameter, None)]",
         DECAYED,
     ),
-    # One token in one native call: whose memory it writes to, and when it may not be used.
+    # One token in one native call: its memory, when it may not be used, and its stages in C++.
     Mutant(
-        "a token takes the place of one that a state still looks at",
-        SESSION,
-        "0 <= distance <= native.SPARE - len(blocks)",
-        "0 <= distance <= native.SPARE",
+        "tokens are taken back whose states are gone",
+        MEMORY,
+        "min(self._behind, count - 1 - tokens) + tokens",
+        "self._behind + tokens",
         STEP,
     ),
     Mutant(
-        "a branch is written over the token of another",
-        SESSION,
-        "0 <= distance <= native.SPARE - len(blocks)",
-        "-1 <= distance <= native.SPARE - len(blocks)",
+        "tokens taken back are still counted",
+        MEMORY,
+        "        self.read(-tokens)\n",
+        "",
         STEP,
     ),
     Mutant(
-        "a state with a history loses it",
-        SESSION,
-        "if not any(tensor.requires_grad or tensor.is_inference() != inference",
-        "if not any(tensor.is_inference() != inference",
+        "memory grows and forgets",
+        MEMORY,
+        "                after[:, :, : before.shape[2]] = before\n",
+        "                pass\n",
+        STEP,
+    ),
+    Mutant(
+        "rows that have read less end early",
+        MEMORY,
+        "x[row] = x[row].roll(missing, dims=0)",
+        "x[row] = x[row].roll(-missing, dims=0)",
         STEP,
     ),
     Mutant(
         "another head is not noticed",
-        SESSION,
-        "plan.body() is not body or plan.head is not head or",
-        "plan.body() is not body or",
+        ENGINE,
+        "program.body() is body and program.head is head and",
+        "program.body() is body and",
+        STEP,
+    ),
+    Mutant(
+        "a refusal is forever",
+        ENGINE,
+        "if refused is not None and refused[1]():",
+        "if refused is not None:",
+        STEP,
+    ),
+    Mutant(
+        "sums of attention keep their size under a larger score",
+        ATTENTION_H,
+        "total_[j] *= factor, top_[j] = top;",
+        "top_[j] = top;",
+        STEP,
+    ),
+    Mutant(
+        "parts of a long row count alike",
+        ATTENTION_H,
+        "total += factor * one[1];",
+        "total += one[1];",
+        STEP,
+    ),
+    Mutant(
+        "a key is kept one slot late",
+        ATTENTION_H,
+        "slot = head * m.slots + place % m.slots",
+        "slot = head * m.slots + (place + 1) % m.slots",
+        STEP,
+    ),
+    Mutant(
+        "sinks move away with the text",
+        ATTENTION_H,
+        "place = min64(f_.place(r / f_.g.B, r % f_.g.B), s_.nearest);",
+        "place = f_.place(r / f_.g.B, r % f_.g.B);",
+        STEP,
+    ),
+    Mutant(
+        "a token's share of a latent is of the sum before it",
+        LATENTS_H,
+        "x[i] = T(double(k[i]) - sum[i]);",
+        "x[i] = T(double(k[i]) - before[i]);",
+        STEP,
+    ),
+    Mutant(
+        "a convolution keeps its oldest input",
+        RECURRENT_H,
+        "memcpy(tail, past + D, size_t(kept - D) * sizeof(T));",
+        "memcpy(tail, past, size_t(kept - D) * sizeof(T));",
         STEP,
     ),
     Mutant(

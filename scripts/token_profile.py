@@ -18,7 +18,10 @@ from typing import Any
 import torch
 
 from latte.bench.sizes import OURS, STANDARD
-from latte.models import LatteCache, plan, step
+from latte.decode.guard import Guard
+from latte.decode.memory import SessionMemory
+from latte.models import LatteCache
+from latte.ops import native
 from latte.ops.native import library
 
 times: dict[str, list[float]] = defaultdict(list)
@@ -64,18 +67,15 @@ def main() -> None:
     model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
     write(model, cache, 30)
 
-    kernel = library.kernel
-    library.kernel = lambda name: timed(f"kernel {name}", kernel(name))  # type: ignore[assignment]
-    plan.Plan.holds = timed("check of modules and weights", plan.Plan.holds)  # type: ignore[method-assign]
-    step.native.StateLayout.make = timed("room for new states", step.native.StateLayout.make)  # type: ignore[method-assign]
-    step.native.token_step = timed("kernel, with its call", step.native.token_step)
+    Guard.holds = timed("check of modules and weights", Guard.holds)  # type: ignore[method-assign]
+    SessionMemory.advance = timed("room for new states", SessionMemory.advance)  # type: ignore[method-assign]
+    native.Call.run = timed("kernel", native.Call.run)  # type: ignore[method-assign]
     one = timed("whole token", lambda: write(model, cache, 1))
     for _ in range(args.tokens):
         one()
 
     figures = {name: round(usual(values)) for name, values in sorted(times.items())}
-    figures["call of the kernel from Python"] = figures["kernel, with its call"] - figures["kernel token"]
-    known = ("kernel, with its call", "check of modules and weights", "room for new states")
+    known = ("kernel", "check of modules and weights", "room for new states")
     figures["the rest"] = figures["whole token"] - sum(figures[name] for name in known)
     for name, value in figures.items():
         print(f"{name:36}{value:8} us")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from latte.decode import session
 from latte.ops import native
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
@@ -51,6 +50,6 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each token that the kernel for whole models has read."""
     seen: list[int] = []
-    kernel = native.token_step
-    monkeypatch.setattr(session.native, "token_step", lambda *given: seen.append(1) or kernel(*given))
+    kernel = native.Call.run
+    monkeypatch.setattr(native.Call, "run", lambda call: seen.append(1) or kernel(call))
     return seen

@@ -33,6 +33,7 @@ def run(recipe: DoctorRecipe) -> Outcome:
         "device": doctor.device(),
         "threads": torch.get_num_threads(),
         "kernels": doctor.kernels(),
+        "decoding": doctor.decoding(),
         "memory from": doctor.allocation(),
         "mixers": ", ".join(mixers.names()),
     }

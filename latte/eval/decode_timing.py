@@ -45,7 +45,7 @@ def random_cache(model: Any, context: int) -> DynamicCache:
 
 def engine_of(cache: Any) -> str:
     """What decoded the last token of a cache: "kernel", one native call a token, or "modules", torch layer by layer."""
-    return "kernel" if getattr(getattr(cache, "state", None), "holder", None) is not None else "modules"
+    return "kernel" if getattr(cache, "session", None) is not None else "modules"
 
 
 @torch.no_grad()

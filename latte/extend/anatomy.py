@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, PretrainedWindow
 from latte.layers.linear import Linear, TokenLinear
-from latte.mixers.latte import LatteMixer
-from latte.models.engine import Anatomy, Parts, Unfit, Walk
+from latte.models.engine import Anatomy, Mixing, Mlp, Norm, Sublayer, Unfit, Walk
 
 
 class ExtendedAnatomy(Anatomy):
@@ -19,31 +16,29 @@ class ExtendedAnatomy(Anatomy):
 
     products = (Linear, TokenLinear)
 
-    def mixer_of(self, block: Any) -> LatteMixer:
-        return block.self_attn.mixer
-
     def body_is_plain(self, body: nn.Module) -> bool:
         return True  # an extended model calls the layers of the pretrained body, never the body
 
     def allows(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float32  # in float64 the pretrained norms would still compute in float32
 
-    def parts(self, block: nn.Module, walk: Walk) -> Parts:
+    def sublayers(self, block: nn.Module, walk: Walk) -> list[Sublayer]:
         attention = walk.child(block, "self_attn", ExtendedAttention)
         mixer = walk.child(attention, "mixer", ExtendedMixer)
         window = walk.child(mixer, "window", PretrainedWindow)
         if not window.family.like_llama:
-            raise Unfit
+            raise Unfit(f"family {type(window.family).__name__} has no stages")
         pretrained, mlp = walk.child(window, "attention"), walk.child(block, "mlp")
         norms = [walk.child(block, name) for name in ("input_layernorm", "post_attention_layernorm")]
-        if not all(map(_from_transformers, (block, pretrained, mlp, *norms))):
-            raise Unfit
+        for module in (block, pretrained, mlp, *norms):
+            if not _from_transformers(module):
+                raise Unfit(f"a {type(module).__name__} stands in the place of a pretrained module")
         walk.child(mlp, "act_fn", type(ACT2FN["silu"]))
-        return Parts(mixer, pretrained, pretrained, norms, mlp)
+        return [Sublayer(norms[0], Mixing(mixer, pretrained, pretrained)), Sublayer(norms[1], Mlp(mlp, "silu"))]
 
-    def eps(self, norm: nn.Module) -> float:
+    def norm(self, norm: nn.Module) -> Norm:
         eps = getattr(norm, "variance_epsilon", None)
-        return eps if isinstance(eps, float) and _from_transformers(norm) else super().eps(norm)
+        return Norm(eps) if isinstance(eps, float) and _from_transformers(norm) else super().norm(norm)
 
 
 def _from_transformers(module: nn.Module) -> bool:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from latte.generation.sampling import Sampling, scores
-from latte.generation.steps import read_each
 from latte.models import LatteCache
 from latte.models.cache import ModelState
+
+#: Tokens that a draft can take back at once, most often all of its last guesses.
+GUESSES = 16
 
 
 class Guess(NamedTuple):
@@ -61,7 +63,8 @@ class ModelDraft:
     def __init__(self, model: Any, chunk: int = 512) -> None:
         self.model, self.chunk = model.eval(), chunk
         self._read: list[int] = []
-        self._states: dict[int, ModelState] = {}  # after so many tokens
+        self._cache = LatteCache()
+        self._states: dict[int, ModelState] = {}  # after so many tokens, where modules read them
         self._generator: torch.Generator | None = None
 
     @torch.no_grad()
@@ -90,16 +93,21 @@ class ModelDraft:
             if mine != theirs:
                 break
             same += 1
-        held = max((count for count in self._states if count <= min(same, len(tokens) - 1)), default=0)
-        self._states = {held: self._states[held]} if held else {}
+        held = min(same, len(tokens) - 1)
+        if not self._cache.take_back(len(self._read) - held):
+            held = max((count for count in self._states if count <= held), default=0)
+            self._cache = LatteCache(self._states.get(held), held)
+        self._cache.history = GUESSES
+        self._states = {count: state for count, state in self._states.items() if count <= held}
         self._read = list(tokens[:held])
         for start in range(held, len(tokens), self.chunk):
             logits_1W = self._forward(list(tokens[start : start + self.chunk]))
         return logits_1W
 
     def _forward(self, ids: list[int]) -> Tensor:
-        cache = LatteCache(self._states.get(len(self._read)), len(self._read))
-        steps = read_each(self.model, torch.tensor([ids], device=self.model.device), cache, every=len(ids) < 16)
+        ids_1T = torch.tensor([ids], device=self.model.device)
+        output = self.model(ids_1T, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._read += ids
-        self._states[len(self._read)] = steps.after(len(ids))
-        return steps.logits_BTW[:, -1]
+        if self._cache.session is None and self._cache.state is not None:
+            self._states[len(self._read)] = self._cache.state
+        return output.logits[:, -1]

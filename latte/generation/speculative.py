@@ -99,7 +99,7 @@ def speculate(
             if len(result.tokens) >= max_new_tokens:
                 return result
         if steps is not None:
-            cache.replace(steps.after(len(kept)), len(kept))
+            steps.keep(len(kept))
         most = min(guesses, max_new_tokens - len(result.tokens) - 1)
         guess = draft.guess(tokens, len(ids), most, sampling) if most > 0 else Guess([])
         result.guessed += len(guess.tokens)

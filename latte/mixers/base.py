@@ -139,10 +139,6 @@ class Mixer(Marked):
             empty = self.init_state(x_BTD)
             return self._checked(x_BTD, empty, *self.mix_carrying(x_BTD, empty, tokens, carried))
         require_state(where, state, self.expected_state(x_BTD))
-        if x_BTD.shape[1] == 1 and type(self) in TOKEN_STEPS:
-            stepped = TOKEN_STEPS[type(self)](self, x_BTD, state, tokens)
-            if stepped is not None:
-                return stepped
         return self._checked(x_BTD, state, *self.mix_carrying(x_BTD, state, tokens, carried))
 
     def step(self, x_BD: Tensor, state: State, tokens: Tokens | None = None) -> tuple[Tensor, State | None]:
@@ -197,8 +193,3 @@ class Mixer(Marked):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.options}"
-
-
-#: Native code for one token of a mixer without gradients, by class: it gives outputs and state, or None where it does
-#: not serve. Filled by latte.decode; mixers themselves are plain code.
-TOKEN_STEPS: dict[type[Mixer], Callable[[Any, Tensor, State, Tokens], tuple[Tensor, State] | None]] = {}

@@ -29,53 +29,52 @@ class ModelState(State):
     layers: tuple[tuple[State, ...], ...]
     count_B: Tensor
 
-    @classmethod
-    def stored_in(cls, holder: Holder) -> ModelState:
-        """A state whose numbers are elsewhere; they become tensors when they are first read."""
-        state = object.__new__(cls)
-        state.move_to(holder)
-        return state
 
-    def move_to(self, holder: Holder) -> None:
-        """Keep the same numbers there, and no longer as tensors here."""
-        self.__dict__["holder"] = holder
-        for name in self._names:
-            self.__dict__.pop(name, None)
+class Session(Protocol):
+    """Reads tokens into states in memory of its own; a decode engine makes it for a cache."""
 
     @property
-    def holder(self) -> Holder | None:
-        """Where the numbers are, if not only here."""
-        return self.__dict__.get("holder")
+    def batch(self) -> int: ...
+    def counts(self) -> Tensor:
+        """How many tokens of its document each row has read."""
 
-    def __getattr__(self, name: str) -> Any:
-        # Python asks here only for what is not there.
-        holder = self.holder
-        if holder is None or name not in self._names:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        return self.__dict__.setdefault(name, holder.layers() if name == "layers" else holder.counts())
+    def state(self) -> ModelState:
+        """A copy of the states."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names}
-
-
-class Holder(Protocol):
-    """Holds the numbers of a :class:`ModelState` in a form of its own, and makes tensors of them when asked."""
-
-    def layers(self) -> tuple[tuple[State, ...], ...]: ...
-    def counts(self) -> Tensor: ...
+    def take_back(self, tokens: int) -> bool:
+        """Forget the last tokens; False where that is not possible."""
 
 
 class LatteCache(Cache):
     """A :class:`ModelState` that calls of a model replace as they read.
 
-    The state itself never changes, so :meth:`snapshot` costs nothing. ``length`` counts the columns read, padding too.
+    The state is a value: it never changes. While a decode engine reads, the cache owns its :class:`Session`, and
+    ``state`` is a copy that is made when someone asks for it. ``length`` counts the columns read, padding too.
     """
 
     def __init__(self, state: ModelState | None = None, length: int = 0) -> None:
         super().__init__(layers=[])
+        self.session: Session | None
+        self._state: ModelState | None
+        self.history = 1  # tokens that a session shall be able to take back, beside those of its last call
         self.state = state
         self.length = length
         self._past: deque[tuple[ModelState | None, int, Reread]] | None = None
+
+    @property
+    def state(self) -> ModelState | None:
+        """What was read so far; None before any token."""
+        if self._state is None and self.session is not None:
+            self._state = self.session.state()
+        return self._state
+
+    @state.setter
+    def state(self, value: ModelState | None) -> None:
+        self._state, self.session = value, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and files have the state, not the session's memory.
+        return {**self.__dict__, "_state": self.state, "session": None}
 
     def __len__(self) -> int:
         return 0 if self.state is None else len(self.state.layers)
@@ -107,10 +106,17 @@ class LatteCache(Cache):
         Raises:
             ValueError: it is of another batch.
         """
-        if self.state is None:
+        if not self.is_initialized:
             return None
-        if self.state.count_B.shape[0] != x_BTD.shape[0]:
-            raise ValueError(f"the cache has {self.state.count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
+        if self.session is not None:
+            count_B = self.session.counts()
+        else:
+            assert self.state is not None
+            count_B = self.state.count_B
+        if count_B.shape[0] != x_BTD.shape[0]:
+            raise ValueError(f"the cache has {count_B.shape[0]} rows, expected {x_BTD.shape[0]}")
+        if self.session is not None or self.state is None:
+            return count_B
         if torch.is_grad_enabled() and any(tensor.is_inference() for _, tensor in self.state.tensors()):
             self.state = self.state.fork()  # read in inference mode: as they are, gradients could not use them
         return self.state.count_B
@@ -124,8 +130,22 @@ class LatteCache(Cache):
         self.state = state
         self.length += tokens
 
+    def read_by(self, session: Session, tokens: int) -> None:
+        """A session of this cache has read so many more tokens."""
+        self.session, self._state = session, None
+        self.length += tokens
+
+    def take_back(self, tokens: int) -> bool:
+        """Forget the last tokens that a session has read, of its last call or ``history``; False where it can't."""
+        if tokens and (self.session is None or not self.session.take_back(tokens)):
+            return False
+        if tokens:
+            self._state = None
+            self.length -= tokens
+        return True
+
     def snapshot(self) -> tuple[ModelState | None, int]:
-        """A moment to come back to with :meth:`rollback`."""
+        """A moment to come back to with :meth:`rollback`: a copy of the states while a decode engine reads."""
         return self.state, self.length
 
     def rollback(self, snapshot: tuple[ModelState | None, int]) -> None:
@@ -171,7 +191,7 @@ class LatteCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        return self.state is not None
+        return self.session is not None or self._state is not None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -184,7 +204,7 @@ class LatteCache(Cache):
         return -1  # any length
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return self.state is not None
+        return self.is_initialized
 
     def reset(self) -> None:
         self.state, self.length = None, 0

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from latte.models.attention_choice import NoAttentionChoice
-from latte.models.cache import LatteCache, ModelState
+from latte.models.cache import LatteCache
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import given_tokens, padding_mask, resets_of
 from latte.models.loss import logits_loss, mean_loss, next_token_targets, summed_loss
@@ -195,13 +195,17 @@ class CausalLM(NoAttentionChoice, GenerationMixin):
         logits = self._engine.logits(self.body, self.get_output_embeddings(), ids_BT, cache)
         return None if logits is None else self.finish_logits(logits)
 
-    def decode_each(self, ids_BT: Tensor, cache: LatteCache) -> tuple[Tensor, list[ModelState]] | None:
-        """Logits (B, T, words) behind each of a few tokens and the state after each, the cache as it was.
+    def decode_each(self, ids_BT: Tensor, cache: LatteCache) -> Tensor | None:
+        """Logits (B, T, words) behind each of a few tokens, the cache advanced: ``take_back`` takes back the last ones.
 
         None where the decode engine does not serve.
         """
-        read = self._engine.logits_of_each(self.body, self.get_output_embeddings(), ids_BT, cache)
-        return None if read is None else (self.finish_logits(read[0]), read[1])
+        logits = self._engine.logits(self.body, self.get_output_embeddings(), ids_BT, cache)
+        return None if logits is None else self.finish_logits(logits)
+
+    def decode_refusal(self) -> str | None:
+        """Why the decode engine does not serve this model, and modules read its tokens; None if it does."""
+        return self._engine.refusal(self.body, self.get_output_embeddings())
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from latte.decode.session import MOST_ROWS
+from latte.decode.engine import MOST_ROWS
+from latte.decode.program import SPARE
 from latte.models import LatteCache, LatteForCausalLM
 from latte.models.decoder import LatteModel
 from latte.ops import native
@@ -76,14 +77,23 @@ def test_a_row_gives_the_same_bits_whatever_the_batch(variant, options, calls):
 @pytest.mark.parametrize(("variant", "options"), WHOLE)
 def test_several_tokens_in_one_call_give_the_bits_of_one_by_one(variant, options, calls):
     """Logits behind each token and the state after each: what a draft guessed is read in one call, and cut anywhere."""
-    for rows, tokens in ((1, 5), (3, native.SPARE)):
+    for rows, tokens in ((1, 5), (3, SPARE)):
         model, ids = tiny_model(variant, **options), token_ids(rows, tokens, seed=4)
         with torch.no_grad():
             cache = model(token_ids(rows, 8)).past_key_values
             before = cache.fork()
             calls.clear()
-            logits, states = model._engine.logits_of_each(model.body, model.lm_head, ids, cache)
+            start = cache.snapshot()
+            logits = model.decode_each(ids, cache)
             assert len(calls) == 1
+            states = []
+            for t in range(tokens):  # each state by taking back those behind it
+                other = LatteCache(*start)
+                model.decode_each(ids, other)
+                assert other.take_back(tokens - 1 - t)
+                assert other.length == before.length + t + 1
+                states.append(other.state)
+            assert not other.take_back(tokens + 1)
             one_by_one = before.fork()
             for t in range(tokens):
                 expected = model(ids[:, t : t + 1], past_key_values=one_by_one).logits
@@ -91,9 +101,12 @@ def test_several_tokens_in_one_call_give_the_bits_of_one_by_one(variant, options
                 for (name, tensor), (_, other) in zip(states[t].tensors(), one_by_one.state.tensors(), strict=True):
                     if "keys_B" not in name and "values_B" not in name:  # slots not in use may hold anything
                         assert torch.equal(tensor, other), (t, name)
-            for (name, tensor), (_, other) in zip(cache.state.tensors(), before.state.tensors(), strict=True):
+            for (name, tensor), (_, other) in zip(start[0].tensors(), before.state.tensors(), strict=True):
                 assert torch.equal(tensor, other), f"{name} was changed"
-            # From a state in the middle, the others still alive.
+            # Gone on from the first token, the others taken back.
+            assert cache.take_back(tokens - 1)
+            assert torch.equal(decode(model, ids[:, 1:], cache), logits[:, 1:])
+            # From a state in the middle.
             middle = LatteCache(states[1], 10)
             again = decode(model, ids[:, 2:], middle)
             assert torch.equal(again, logits[:, 2:])
@@ -303,9 +316,8 @@ def test_everything_else_goes_through_the_blocks(monkeypatch, calls):
         assert not calls
         model(ids, past_key_values=cache.fork())
         assert len(calls) == 1
-        for variant in ("transformer++", "r-swa++", "latte"):
-            other = tiny_model(variant)
-            other(ids, past_key_values=other(ids).past_key_values)
+        other = tiny_model("r-swa++")
+        other(ids, past_key_values=other(ids).past_key_values)
         assert len(calls) == 1
 
 

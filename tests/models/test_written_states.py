@@ -1,4 +1,4 @@
-"""States after tokens written in one native call: they lie in blocks of memory and share rings, and nobody can tell."""
+"""States after tokens written in one native call: a session keeps them in memory of its own, and gives copies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from latte.decode.memory import SessionMemory
+from latte.decode.program import SPARE
 from latte.models import LatteCache
 from latte.ops import native
 from tests.models.support import decode, tiny_model, token_ids
@@ -21,17 +23,16 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe()
 
 @torch.no_grad()
 def test_a_written_state_is_a_state_like_any_other(tmp_path, calls):
-    """It lies in one block of memory until someone looks."""
     model, ids = tiny_model("latte-r-swa++", sinks=1), token_ids(2, 4)
     cache = model(ids).past_key_values
     seen = {name: tensor.clone() for name, tensor in cache.state.tensors()}
     first = cache.snapshot()
     decode(model, ids, cache)
     assert len(calls) == 4
-    assert cache.state.holder is not None
+    assert cache.session is not None
     for (name, tensor), (other, kept) in zip(first[0].tensors(), seen.items(), strict=True):
         assert name == other
-        assert torch.equal(tensor, kept), name  # moved, not changed
+        assert torch.equal(tensor, kept), name
     state = cache.state
     cache.save(tmp_path / "state.safetensors")
     torch.save(dict(state.tensors()), tmp_path / "tensors.pt")
@@ -45,18 +46,14 @@ def test_a_written_state_is_a_state_like_any_other(tmp_path, calls):
         assert torch.equal(decode(model, ids, LatteCache(twin, 8)), wanted)
     # What was written since has left it as it was.
     assert torch.equal(decode(model, ids, LatteCache(state, 8)), wanted)
-    with pytest.raises(AttributeError, match="has no 'nothing'"):
-        _ = state.nothing
 
 
 def test_a_state_with_a_history_keeps_it(calls):
-    """Moved into a block it would lose its gradient."""
     model, ids = tiny_model("latte-r-swa++"), token_ids(1, 3)
     cache = model(ids).past_key_values
     state = cache.state
     plain = decode(model, ids, cache)
     assert len(calls) == 3
-    assert state.holder is None
     loss = model(ids, past_key_values=LatteCache(state, 3)).logits.square().sum()
     assert torch.autograd.grad(loss, state.layers[0][0].latents.mean_BHMV)[0].abs().max() > 0
     assert torch.equal(decode(model, ids, LatteCache(state.detach(), 3)), plain)
@@ -64,9 +61,9 @@ def test_a_state_with_a_history_keeps_it(calls):
 
 @torch.no_grad()
 @pytest.mark.parametrize("read", [2, 30])
-def test_states_that_share_a_ring_stay_as_they_are(read, calls):
+def test_earlier_states_stay_as_they_are(read, calls):
     """Any earlier state can be gone on from, in any order, whatever was written since."""
-    model, ids = tiny_model("latte-r-swa++", window=5, sinks=1), token_ids(2, 3 * native.SPARE, seed=6)
+    model, ids = tiny_model("latte-r-swa++", window=5, sinks=1), token_ids(2, 3 * SPARE, seed=6)
     cache = model(token_ids(2, read)).past_key_values
     plain = cache.fork()
     wanted = decode(model, ids, plain)
@@ -74,7 +71,7 @@ def test_states_that_share_a_ring_stay_as_they_are(read, calls):
     for index, part in enumerate(ids.split(1, dim=1)):
         moments.append(cache.snapshot())
         assert torch.equal(model(part, past_key_values=cache).logits, wanted[:, index : index + 1])
-    for index in (0, len(moments) - 1, native.SPARE, 7, native.SPARE - 1, native.SPARE + 1):
+    for index in (0, len(moments) - 1, SPARE, 7, SPARE - 1, SPARE + 1):
         cache.rollback(moments[index])
         other = decode(model, ids[:, :5].flip(1), cache)  # another branch
         cache.rollback(moments[index])
@@ -98,19 +95,40 @@ def test_a_branch_beside_one_written_token(calls):
 
 
 @torch.no_grad()
-def test_nothing_is_copied_that_nobody_looks_at(calls):
-    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 2 * native.SPARE)
+def test_one_session_reads_all_tokens_and_a_state_is_copied_when_asked_for(monkeypatch, calls):
+    model, ids = tiny_model("latte-r-swa++", window=5), token_ids(1, 2 * SPARE)
     cache = model(ids).past_key_values
-    rings = []
-    for part in ids.split(1, dim=1):
-        model(part, past_key_values=cache)
-        rings.append(cache.state.holder.rings)
-    # The state after the prompt was let go by the cache: one ring serves all that follow.
-    assert all(ring is rings[0] for ring in rings)
+    copies, state = [], SessionMemory.state
+    monkeypatch.setattr(SessionMemory, "state", lambda memory: copies.append(1) or state(memory))
+    sessions = {id(cache.session) for part in ids.split(1, dim=1) if model(part, past_key_values=cache) is not None}
+    assert len(sessions - {id(None)}) == 1
+    assert not copies
     moment = cache.snapshot()
+    assert cache.state is moment[0]
+    assert len(copies) == 1
     decode(model, ids, cache)
-    assert cache.state.holder.rings is not rings[0]
-    assert moment[0].holder.rings is rings[0]
+    assert len(copies) == 1
+    cache.rollback(moment)
+    assert cache.session is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("history", [1, 3, SPARE])
+def test_tokens_are_taken_back_one_by_one(history, calls):
+    model, ids = tiny_model("latte-r-swa++", window=5, sinks=1), token_ids(2, 3 * SPARE, seed=6)
+    cache = model(token_ids(2, 9)).past_key_values
+    cache.history = history
+    wanted = decode(model, ids, cache.fork())
+    decode(model, ids, cache)
+    assert not cache.take_back(history + 1)
+    for back in (1, history, history, 1):
+        assert cache.take_back(back)
+        assert cache.length == 9 + ids.shape[1] - back
+        assert cache.state.count_B.tolist() == [cache.length] * 2
+        assert torch.equal(decode(model, ids[:, -back:], cache), wanted[:, -back:])
+    assert cache.take_back(0)
+    assert LatteCache().take_back(0)
+    assert not LatteCache().take_back(1)
 
 
 @torch.no_grad()

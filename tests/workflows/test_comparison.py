@@ -158,7 +158,7 @@ def test_each_model_has_the_best_of_the_learning_rates(recipe):
 def test_speeds_are_timed_again_where_that_is_asked_for(recipe, monkeypatch):
     settings = recipe(variants=["latte-r-swa++", "transformer++"])
     rows = compare(settings)
-    assert [row.decode_engine for row in rows] == ["kernel", "modules"] if available() else ["modules", "modules"]
+    assert {row.decode_engine for row in rows} == {"kernel" if available() else "modules"}
     assert all(row.train_tokens_per_second > 0 and row.module_tokens_per_second > 0 for row in rows)
     monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained again"))
     monkeypatch.setattr(module, "load_average", lambda: 77.5)

@@ -1,4 +1,5 @@
-// The C interface: every kernel takes one block of 64-bit fields. `__init__.py` fills the same fields in the same order.
+// The C interface: every kernel takes one block of 64-bit fields. Python fills the same fields in the same order; a program for one
+// token and its stages are in stages.h.
 #pragma once
 #include <stdint.h>
 
@@ -155,96 +156,20 @@ struct NormBackward {
 };
 
 constexpr int64_t kMatrices = 4;
+enum Activation { kIdentity, kSilu, kGeluTanh, kGelu };
 
-// x (B, K) times up to kMatrices matrices (rows, K), transposed. `gated`: the first y is silu of the first times the second;
-// `added`: the products are added to what stands in y.
+// x (B, K) times up to kMatrices matrices (rows, K), transposed, and what `bias` holds added. `act` is applied to the first;
+// `gated`: the first y is that times the second. `added`: the products are added to what stands in y.
 struct Products {
     struct Part {
-        const void* w;
+        const void *w, *bias;
         int64_t rows;
         void* y;
     };
-    int64_t is_double, threads, B, K, count, gated, added;
+    int64_t is_double, threads, B, K, count, act, gated, added;
     const void* x;
     int64_t xb;
     Part part[kMatrices];
-};
-
-struct RglruStep {
-    int64_t is_double, threads, B, H, W;
-    double power;
-    const void* x;  // (B, H * W)
-    int64_t xb;
-    const void *weight, *bias, *decay, *h0;  // (2, H, W, W), (2, H, W), (H * W), (B, H * W)
-    void *y, *h1;
-    const int64_t* count0;
-    int64_t* count1;
-    const uint8_t *mask, *reset;  // (B) or null
-};
-
-// One token a row. Rows of inputs may be strided (their strides follow them), all else is contiguous.
-struct Decode {
-    int64_t is_double, threads, B, H, G, M, K, V, R, N;  // R tokens before this one are in the window; N sinks
-    int64_t S;  // slots of the ring: token t is in slot t mod S. R, or more where it is written in place: then it is the same after
-    int64_t windowed, rope, coupled;  // coupled: slot 0's logit also holds the log-normaliser of the window's scores
-    int64_t exact_from;               // places before this have their angles rounded to float32
-    double scale, softcap, stretch;   // stretch: of turned queries and keys
-    const void* slots;  // (B, H, M + 1) logits, without the + 1 if there is no window
-    int64_t slotsb;
-    const void* k_latent;  // (B, H, M) logits
-    int64_t klb;
-    const void* v;  // (B, G, V)
-    int64_t vb;
-    const void* q;  // (B, H, K), not yet rotated
-    int64_t qb;
-    const void* k;  // (B, G, K)
-    int64_t kb;
-    const void* bias;    // (H) added to slot 0, or null
-    const void* speeds;  // (K / 2) float64: radians a token
-    void* y;             // (B, H, V)
-    const double* log_norm0;
-    const void *mean0, *ring_k0, *ring_v0, *sink_k0, *sink_v0;  // ring: (B, S, G, K or V)
-    const int64_t* count0;
-    double* log_norm1;
-    void *mean1, *ring_k1, *ring_v1, *sink_k1, *sink_v1;
-    int64_t* count1;
-    const uint8_t *mask, *reset;  // (B) or null
-};
-
-// Where the parts of a layer's state lie, in bytes from the start of the block that holds all layers'; negative where it has none.
-// The rings are in a block of their own.
-struct Parts {
-    int64_t h;  // (B, D) of the recurrence, or the convolution's last inputs (B, taps - 1, D)
-    int64_t fed, log_norm, mean, ring_k, ring_v, sink_k, sink_v, count;
-};
-
-// A layer of the model; what a layer does not have is null.
-struct Layer {
-    int64_t M, R, N, windowed, coupled, exact_from, taps;  // as in Decode; taps of the convolution
-    double softcap, power, scale, stretch;
-    const void *mixer_norm, *v, *q, *k;
-    // What feeds the latents: an RG-LRU, a convolution (D, taps) with the present token's tap last, or where both are null x itself.
-    const void *gate_weight, *gate_bias, *decay, *conv;
-    const void *feed_norm, *latent_q, *latent_k, *slot_bias, *speeds, *o, *mlp_norm, *gate, *up, *down;
-    Parts state;
-};
-
-// T tokens a row, one behind the other, through all layers and the last norm; most often one. Heads are V wide, keys too; the MLP is I wide inside.
-struct Token {
-    int64_t is_double, threads, B, T, D, H, G, V, I, layers;
-    double eps;
-    const void* x;  // (T, B, D), or null: then it is the rows `ids` (T, B) of the embedding
-    const int64_t* ids;
-    const void *embedding, *norm;  // (_, D), (D)
-    int64_t words;                 // rows of the head; 0 where there is none
-    const void* head;              // (words, D)
-    void* y;                       // (T, B, words) logits, or (T, B, D) without a head
-    const Layer* layer;
-    const char* before;  // the layers' states, but for the rings
-    char* after;         // T blocks of states: those after every token
-    int64_t block;       // bytes of each
-    char* rings;    // keys and values of all windows. The tokens' are written to slots that the state before does not look at
-    int64_t spare;  // such slots of a ring: S - R, at least T where there is a window
 };
 
 }  // namespace latte

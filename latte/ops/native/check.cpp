@@ -12,6 +12,7 @@
 #endif
 
 #include "args.h"
+#include "stages.h"
 
 #define DECLARE(name, type) extern "C" void name(const latte::type*);
 DECLARE(latte_forward, LatteForward)
@@ -31,10 +32,8 @@ DECLARE(swiglu_forward, SwigluForward)
 DECLARE(swiglu_backward, SwigluBackward)
 DECLARE(norm_forward, NormForward)
 DECLARE(norm_backward, NormBackward)
-DECLARE(decode, Decode)
 DECLARE(products, Products)
-DECLARE(rglru_step, RglruStep)
-DECLARE(token, Token)
+DECLARE(token, Call)
 
 namespace {
 
@@ -114,69 +113,53 @@ struct Pool {
     latte::View out(int64_t B, int64_t Tn, int64_t H, int64_t width) { return view(output(B * Tn * H * width), Tn, H, width, false); }
 };
 
-// The states of all layers in one block. AddressSanitizer sees a step past the end of a part: what lies between two is poisoned.
-struct StateBlock {
+// Memory that stages share: activations of each row, or parts of a state. AddressSanitizer sees a step past the end of a part: what
+// lies between two is poisoned.
+struct Shared {
     struct Part {
-        int64_t at, n;
+        int64_t at, n;  // offset and count of a row
         size_t size;
-        bool whole;
     };
     std::vector<Part> parts;
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // of a row
 
     template <class U>
     int64_t part(int64_t n) {
-        parts.push_back({bytes, n, sizeof(U), std::is_integral<U>::value});
+        parts.push_back({bytes, n, sizeof(U)});
         bytes += (n * int64_t(sizeof(U)) + 127) / 64 * 64;
         return parts.back().at;
     }
+    // For so many rows and copies: random numbers, or zeros that are remembered as outputs.
     template <class T>
-    const char* before(Pool<T>& pool) const {
-        return guarded(pool, filled(pool));
-    }
-    template <class T>
-    char* after(Pool<T>& pool) const {
-        char* block = pool.raw(size_t(bytes));
-        memset(block, 0, size_t(bytes));
-        return guarded(pool, remembered(pool, block));
-    }
-    template <class T>
-    char* in_place(Pool<T>& pool) const {
-        return guarded(pool, remembered(pool, filled(pool)));
-    }
-
-  private:
-    template <class T>
-    char* filled(Pool<T>& pool) const {
-        char* block = pool.raw(size_t(bytes));
-        for (const Part& part : parts)
-            for (int64_t i = 0; i < part.n; ++i) {
-                char* p = block + part.at + i * int64_t(part.size);
-                if (part.whole)
-                    *(int64_t*)p = int64_t(9 * uniform());
-                else if (part.size == 8)
-                    *(double*)p = 2 * uniform() - 1;
-                else
-                    *(float*)p = float(2 * uniform() - 1);
+    char* make(Pool<T>& pool, int64_t rows, int64_t copies = 1, bool output = false) const {
+        char* block = pool.raw(size_t(bytes * rows * copies));
+        for (int64_t copy = 0; copy < copies; ++copy)
+            for (const Part& part : parts) {
+                char* p = block + (copy * bytes + part.at) * rows;
+                const int64_t n = part.n * rows, used = n * int64_t(part.size);
+                for (int64_t i = 0; i < n; ++i) {
+                    const double x = output ? 0 : 2 * uniform() - 1;
+                    part.size == 8 ? void(((double*)p)[i] = x) : void(((float*)p)[i] = float(x));
+                }
+                if (output) pool.remember(p, n, part.size);
+#if defined(__SANITIZE_ADDRESS__)
+                pool.poison(p + used, (used / rows + 127) / 64 * 64 * rows - used);
+#else
+                (void)used;
+#endif
             }
         return block;
     }
-    template <class T>
-    char* remembered(Pool<T>& pool, char* block) const {
-        for (const Part& part : parts) pool.remember(block + part.at, part.n, part.size);
-        return block;
-    }
-    template <class T>
-    char* guarded(Pool<T>& pool, char* block) const {
-#if defined(__SANITIZE_ADDRESS__)
-        for (const Part& part : parts) {
-            const int64_t length = part.n * int64_t(part.size);
-            pool.poison(block + part.at + length, (length + 127) / 64 * 64 - length);
-        }
-#else
-        (void)pool;
-#endif
-        return block;
+};
+
+// A program, stage by stage.
+struct Program {
+    std::vector<int64_t> words;
+    template <class S>
+    void add(int64_t kind, const S& fields, bool beside = false) {
+        const int64_t n = int64_t(sizeof(S) / 8);
+        words.insert(words.end(), {kind, beside, n});
+        words.insert(words.end(), (const int64_t*)&fields, (const int64_t*)&fields + n);
     }
 };
 
@@ -207,6 +190,58 @@ void both(const char* what, F make) {
             ++failures;
         }
     }
+}
+
+// A program with every stage: ids to logits, two layers with a window or full attention.
+template <class T>
+void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool extra, int64_t read, int64_t tokens) {
+    using namespace latte;
+    const int64_t B = 2, G = 1, K = 2 * width, D = H * width, M = width, R = 5, N = extra ? 2 : 0, words = 11, none = kNone;
+    auto any = [&](int64_t n) { return p.random(n, -1, 1); };
+    Shared room, state;
+    auto x = [&](int64_t n) { return room.part<T>(n) / int64_t(sizeof(T)); };
+    const int64_t stream = x(D), normed = x(D), q = x(H * K), k = x(G * K), v = x(G * K), fed = x(D), near = x(K), far = x(K), seen = x(H * K),
+                  log_norm = x(H), slots = x(H * (M + 1)), latent_k = x(H * M), mixed = x(H * K), wide = x(width + 5);
+    Program program;
+    const double* speeds = p.template random<double>(width, 0, 1);
+    program.add(kAngles, stage::Angles{near, speeds, width, int64_t(1) << 62, extra ? 4 : 0, 1.2}, true);
+    program.add(kAngles, stage::Angles{far, speeds, width, N + R, 0, 1.0}, true);
+    program.add(kEmbed, stage::Embed{stream, any(words * D), extra ? any((read + 99) * D) : nullptr, D, 1.5});
+    std::vector<Memory> memories;
+    const int64_t taps = extra ? 3 : 1, tail = state.part<T>((taps - 1) * D), h = state.part<T>(D), sums = state.part<double>(H * M),
+                  means = state.part<T>(H * M * K);
+    for (int64_t window : {R, int64_t(-1)}) {
+        const int64_t memory = int64_t(memories.size()), slot_count = window < 0 ? read + 99 : R + tokens, sinks = window < 0 ? 0 : N;
+        memories.push_back({any(B * G * slot_count * K), any(B * G * slot_count * K), any(B * G * sinks * K), any(B * G * sinks * K), slot_count, sinks});
+        program.add(kNorm, stage::Norm{stream, normed, any(D), extra ? any(D) : nullptr, D, 1, extra, 0, 1e-6, 0.5});
+        if (window < 0)
+            program.add(kConv, stage::Conv{normed, fed, any(D * taps), D, taps, tail}, true);
+        else
+            program.add(kRglru, stage::Rglru{normed, fed, any(2 * H * width * width), any(2 * D), any(D), H, width, 8.0, h}, true);
+        program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(G * K * D), extra ? any(G * K) : nullptr, G * K, v, any(H * K * D), nullptr, H * K, q,
+                                             any(G * K * D), nullptr, G * K, k});
+        program.add(kNorm, stage::Norm{q, q, any(K), nullptr, K, H, 0, 0, 1e-6, 0});
+        program.add(kKeep, stage::Keep{k, v, extra ? none : near, memory, G, K, K}, true);
+        program.add(kProduct, stage::Product{fed, D, 0, 0, 0, any(H * (M + 1) * D), nullptr, H * (M + 1), slots, any(H * M * D), nullptr, H * M, latent_k,
+                                             nullptr, nullptr, 0, none});
+        const int64_t coupled = extra ? log_norm : none;
+        program.add(kAttend, stage::Attend{q, extra ? none : near, extra ? none : far, seen, coupled, memory, H, G, K, K, window, 0.5, extra ? 3.0 : 0.0});
+        program.add(kMerge, stage::Merge{seen, coupled, H, K, window});
+        if (window >= 0)
+            program.add(kLatents, stage::Latents{slots, latent_k, v, seen, coupled, mixed, extra ? any(H) : nullptr, H, G, M, K, sums, means});
+        const int64_t from = window < 0 ? seen : mixed;
+        program.add(kProduct, stage::Product{from, H * K, 0, 0, 1, any(D * H * K), nullptr, D, stream, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+        const int64_t I = width + 5;
+        program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, wide, any(I * D), nullptr, I, wide, nullptr, nullptr, 0, none});
+        program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, stream, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+    }
+    program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 1e-6, 0});
+    program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, kOutput, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+    const int64_t d = sizeof(T) == 8, rows = B * tokens;
+    int64_t* count = p.template random<int64_t>(B, double(read), double(read) + 9);
+    Call call{d, threads, B, tokens, program.words.data(), int64_t(program.words.size()), room.make(p, rows), p.template random<int64_t>(rows, 0, double(words)),
+              p.output(rows * words), state.make(p, B), state.make(p, B, tokens, true), state.bytes * B, count, memories.data(), H * (K + 2)};
+    token(&call);
 }
 
 template <class T>
@@ -311,73 +346,17 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         latte::NormBackward nb{d, threads, B * Tn, H * width, 1e-6, a, w, dy, p.output(n), p.output(H * width)};
                         norm_backward(&nb);
                     });
-                    for (int64_t R : {int64_t(0), int64_t(5)})
-                        both<T>("decode", [&](Pool<T>& p, int64_t threads) {
-                            const int64_t N = extra ? 2 : 0, K = 2 * width, G = 1, windowed = R > 0;
-                            const uint8_t *mask = extra ? p.flags(B, 0.7) : nullptr, *reset = extra ? p.flags(B, 0.3) : nullptr;
-                            auto any = [&](int64_t n) { return p.random(n, -2, 2); };
-                            const double* speeds = p.template random<double>(width, 0, 1);
-                            const double* norm = p.template random<double>(B * H * M, -1, 1);
-                            const T *slots = any(B * H * (M + windowed)), *kl = any(B * H * M), *v = any(B * G * V), *q = any(B * H * K),
-                                    *k = any(B * G * K), *bias = extra ? any(H) : nullptr, *mean = any(B * H * M * V), *rk = any(B * R * G * K),
-                                    *rv = any(B * R * G * V), *sk = any(B * N * G * K), *sv = any(B * N * G * V);
-                            const int64_t* count = p.template random<int64_t>(B, 0, 9);
-                            latte::Decode f{d, threads, B, H, G, M, K, V, R, N, R, windowed, !extra, windowed && extra, extra ? 4 : 0, 0.5, extra ? 3.0 : 0.0, 1.0, slots,
-                                            H * (M + windowed), kl, H * M, v, G * V, q, H * K, k, G * K, bias, speeds, p.output(B * H * V),
-                                            norm, mean, rk, rv, sk, sv, count, p.template output<double>(B * H * M), p.output(B * H * M * V),
-                                            p.output(B * R * G * K), p.output(B * R * G * V), p.output(B * N * G * K), p.output(B * N * G * V),
-                                            p.template output<int64_t>(B), mask, reset};
-                            decode(&f);
-                            latte::RglruStep r{d, threads, B, H, width, 8.0, any(B * H * width), H * width, any(2 * H * width * width),
-                                               any(2 * H * width), any(H * width), any(B * H * width), p.output(B * H * width),
-                                               p.output(B * H * width), count, p.template output<int64_t>(B), mask, reset};
-                            rglru_step(&r);
-                            latte::Products m{d, threads, B, width, 2, extra, R > 0, any(B * width), width, {}};
-                            m.part[0] = {any(9 * width), 9, p.output(B * 9)}, m.part[1] = {any(9 * width), 9, p.output(B * 9)};
+                    both<T>("products", [&](Pool<T>& p, int64_t threads) {
+                        auto any = [&](int64_t n) { return p.random(n, -2, 2); };
+                        for (int64_t act : {latte::kIdentity, latte::kSilu, latte::kGeluTanh, latte::kGelu}) {
+                            latte::Products m{d, threads, B, width, 2, act, extra, H == 1, any(B * width), width, {}};
+                            const T *one = extra ? any(9) : nullptr, *two = extra ? any(9) : nullptr;
+                            m.part[0] = {any(9 * width), one, 9, p.output(B * 9)}, m.part[1] = {any(9 * width), two, 9, p.output(B * 9)};
                             products(&m);
-                        });
-                    both<T>("token", [&](Pool<T>& p, int64_t threads) {
-                        const int64_t G = 1, D = H * width, I = width + 5, K = 2 * width, N = extra ? 2 : 0;
-                        auto any = [&](int64_t n) { return p.random(n, -1, 1); };
-                        const double* speeds = extra ? nullptr : p.template random<double>(width, 0, 1);
-                        std::vector<latte::Layer> layers;
-                        StateBlock state, rings;
-                        const int64_t spare = 3;
-                        // With a window and a recurrence, and with a convolution alone.
-                        for (int64_t windowed : {1, 0}) {
-                            const int64_t R = windowed ? 5 : 0, slots = M + windowed, n = windowed ? N : 0;
-                            latte::Layer w{};
-                            w.M = M, w.R = R, w.N = n, w.windowed = windowed, w.softcap = extra ? 3.0 : 0.0, w.power = 8.0;
-                            w.coupled = windowed && extra, w.exact_from = extra ? 4 : 0, w.scale = 0.5, w.stretch = extra ? 1.2 : 1.0;
-                            w.mixer_norm = any(D), w.mlp_norm = any(D), w.feed_norm = extra ? any(D) : nullptr, w.v = any(G * K * D);
-                            w.latent_q = any(H * slots * D), w.latent_k = any(H * M * D), w.o = any(D * H * K);
-                            w.gate = any(I * D), w.up = any(I * D), w.down = any(D * I);
-                            w.state = {-1, -1, state.part<double>(B * H * M), state.part<T>(B * H * M * K), -1, -1, -1, -1, -1};
-                            if (windowed) {
-                                w.q = any(H * K * D), w.k = any(G * K * D), w.slot_bias = extra ? any(H) : nullptr, w.speeds = speeds;
-                                w.gate_weight = any(2 * H * width * width), w.gate_bias = any(2 * D), w.decay = any(D);
-                                w.state.h = state.part<T>(B * D), w.state.fed = state.part<int64_t>(B);
-                                w.state.ring_k = rings.part<T>(B * (R + spare) * G * K), w.state.ring_v = rings.part<T>(B * (R + spare) * G * K);
-                                w.state.sink_k = state.part<T>(B * n * G * K), w.state.sink_v = state.part<T>(B * n * G * K);
-                                w.state.count = state.part<int64_t>(B);
-                            } else {
-                                w.taps = extra ? 3 : 1, w.conv = any(D * w.taps);
-                                w.state.h = state.part<T>(B * (w.taps - 1) * D);
-                            }
-                            layers.push_back(w);
                         }
-                        latte::Token t{d, threads, B, 1, D, H, G, K, I, 2, 1e-6, any(B * D), nullptr, nullptr, any(D), 0, nullptr, p.output(B * D), layers.data(),
-                                       state.before(p), state.after(p), state.bytes, rings.in_place(p), spare};
-                        token(&t);
-                        const int64_t words = 11;  // and from ids to logits
-                        t.x = nullptr, t.ids = p.template random<int64_t>(B, 0, double(words)), t.embedding = t.head = any(words * D);
-                        t.words = words, t.y = p.output(B * words), t.after = state.after(p);
-                        token(&t);
-                        t.T = spare;  // and several tokens of each row
-                        t.ids = p.template random<int64_t>(B * spare, 0, double(words)), t.y = p.output(B * spare * words);
-                        t.after = p.raw(size_t(spare * state.bytes));
-                        token(&t);
                     });
+                    for (int64_t read : {0, 700})  // short rows, and rows whose keys are cut in parts
+                        both<T>("token", [&](Pool<T>& p, int64_t threads) { drive_token<T>(p, threads, H, width, extra, read, Tn % 3 + 1); });
                     for (int64_t left : {0, 7, 40})
                         both<T>("window", [&](Pool<T>& p, int64_t threads) {
                             const int64_t S = Tn + (extra ? 9 : 0), G = 1, right = extra ? 5 : 0, D = width;

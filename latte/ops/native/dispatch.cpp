@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "stages.h"
 
 #define LATTE_KERNELS(X) \
     X(latte_forward, LatteForward) \
@@ -22,10 +23,8 @@
     X(swiglu_backward, SwigluBackward) \
     X(norm_forward, NormForward) \
     X(norm_backward, NormBackward) \
-    X(decode, Decode) \
     X(products, Products) \
-    X(rglru_step, RglruStep) \
-    X(token, Token)
+    X(token, Call)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
 #define LATTE_FIELD(name, type) void (*name)(const type*);
@@ -91,7 +90,9 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 11; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 12; }
+// The stages of a program and their fields, a line for each: Python packs them by name.
+extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
 extern "C" __attribute__((visibility("default"))) int latte_openmp() {
 #ifdef _OPENMP

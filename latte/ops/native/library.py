@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 11
+ABI = 12
 LIBRARY = Path(__file__).with_name("_kernels.so")
 FLOATS = (torch.float32, torch.float64)
 
@@ -26,7 +26,7 @@ def load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the native library cannot be loaded: {error}"
     if abi != ABI:
         return None, f"the native library is of another version ({abi}, expected {ABI}): install latte again"
-    library.latte_isa.restype = ctypes.c_char_p
+    library.latte_isa.restype = library.latte_stages.restype = ctypes.c_char_p
     return library, ""
 
 

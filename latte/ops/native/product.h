@@ -1,10 +1,9 @@
-// Products of a few rows with weight matrices, and the RG-LRU's step with its gates' products: what decoding does.
+// Products of a few rows with weight matrices: what decoding does.
 //
 // A token reads every weight once, so memory is the limit and one call for several matrices saves the rest: threads wake once
 // and share out all rows. A row of weights meets every row of the batch while it is in the first-level cache.
 #pragma once
 #include "args.h"
-#include "cell.h"
 #include "norm.h"
 #include "work.h"
 
@@ -61,6 +60,18 @@ LATTE_INLINE void dots_together(const T* w, int64_t ld, const T* x, int64_t xb, 
     for (int b = 0; b < n; ++b) sum_lanes_of<kAtOnce, T>(sum[b], out + b * kOut<T>);
 }
 
+template <class T>
+LATTE_INLINE Vec<T> activated(int64_t act, Vec<T> x) {
+    if (act == kSilu) return x / (1 + vexp(-x));
+    if (act == kGeluTanh) {
+        const Vec<T> inner = (x + x * x * x * splat(T(0.044715))) * splat(T(0.7978845608028654));
+        return x * splat(T(0.5)) * (splat(T(1)) + vtanh(inner));
+    }
+    if (act == kGelu)
+        for (int i = 0; i < kWidth<T>; ++i) x[i] = T(0.5 * double(x[i]) * (1 + ::erf(double(x[i]) * 0.7071067811865476)));
+    return x;
+}
+
 // The rows of all matrices of a call, cut in pieces of about as many bytes.
 template <class T>
 class Rows {
@@ -96,6 +107,8 @@ class Rows {
     LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b) const {
         constexpr int count = together ? together : 1;
         const bool gated = g_.gated, added = g_.added;
+        const int64_t act = &part == g_.part ? g_.act : int64_t(kIdentity);
+        const T *bias = (const T*)part.bias, *up_bias = gated ? (const T*)g_.part[1].bias : nullptr;
         const T* x = (const T*)g_.x + b * g_.xb;
         T products[count * kOut<T>], gates[count * kOut<T>];
         multiply<together>((const T*)part.w + n * g_.K, x, products, rows);
@@ -105,7 +118,13 @@ class Rows {
             T* y = (T*)part.y + (b + j) * part.rows + n;
             each_vector<T>(rows, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
                 Vec<T> product = load_some(out + c, k, T(0));
-                if (gated) product = product / (1 + vexp(-product)) * load_some(up + c, k, T(0));
+                if (bias) product = product + load_some(bias + n + c, k, T(0));
+                if (act != kIdentity) product = activated<T>(act, product);
+                if (gated) {
+                    Vec<T> other = load_some(up + c, k, T(0));
+                    if (up_bias) other = other + load_some(up_bias + n + c, k, T(0));
+                    product = product * other;
+                }
                 store_some(y + c, added ? product + load_some(y + c, k, T(0)) : product, k);
             });
         }
@@ -121,52 +140,6 @@ class Rows {
     static constexpr int64_t kPiece = 262144;  // bytes: long enough to be read as one stream, some fifteen microseconds
     const Products& g_;
     int64_t first_[kMatrices + 1] = {0}, blocks_, size_;  // blocks of kAtOnce rows before each matrix, in all, and in a piece
-};
-
-// The RG-LRU on one head of all rows; its rates are computed once for them.
-template <class T>
-class RglruHead {
-  public:
-    RglruHead(const RglruStep& g, int64_t h)
-        : h_(h), mem_(3 * room(g.W, sizeof(T))), recurrence_(mem_.take<T>(g.W)), input_(mem_.take<T>(g.W)), rate_(mem_.take<T>(g.W)) {
-        for (int64_t c = 0; c < g.W; ++c) {
-            const double decay = double(((const T*)g.decay)[h * g.W + c]);
-            rate_[c] = T(g.power * (decay > 20 ? decay : ::log1p(::exp(decay))));
-        }
-    }
-
-    // One token of row b, of the tensors in g: those that the constructor was given, or the same for another token, `later` tokens
-    // behind the counts in g.
-    void operator()(const RglruStep& g, int64_t b, int64_t later = 0) {
-        const int64_t D = g.H * g.W, W = g.W, h = h_;
-        const bool real = !g.mask || g.mask[b], fresh = g.reset && g.reset[b];
-        const int64_t count = fresh ? 0 : g.count0[b] + later;
-        const T *x = (const T*)g.x + b * g.xb + h * W, *before = (const T*)g.h0 + b * D + h * W;
-        T *after = (T*)g.h1 + b * D + h * W, *y = (T*)g.y + b * D + h * W, *gate[2] = {recurrence_, input_};
-        if (h == 0) g.count1[b] = count + (real ? 1 : 0);
-        if (!real) {
-            for (int64_t c = 0; c < W; ++c) after[c] = fresh ? T(0) : before[c], y[c] = 0;
-            return;
-        }
-        for (int k = 0; k < 2; ++k) {
-            const T* w = (const T*)g.weight + (k * g.H + h) * W * W;
-            memcpy(gate[k], (const T*)g.bias + (k * g.H + h) * W, size_t(W) * sizeof(T));
-            for (int64_t i = 0; i < W; ++i)
-                for (int64_t c = 0; c < W; ++c) gate[k][c] += x[i] * w[i * W + c];
-        }
-        const T *recurrence = recurrence_, *input = input_, *rate = rate_;
-        each_vector<T>(W, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
-            const Cell<T> cell(load_some(recurrence + c, k, T(0)), load_some(input + c, k, T(0)), load_some(rate + c, k, T(0)), count == 0);
-            const Vec<T> old = fresh ? Vec<T>{} : load_some(before + c, k, T(0));
-            const Vec<T> now = cell.a * old + cell.m * cell.i * load_some(x + c, k, T(0));
-            store_some(y + c, now, k), store_some(after + c, now, k);
-        });
-    }
-
-  private:
-    const int64_t h_;
-    Scratch mem_;
-    T *recurrence_, *input_, *rate_;
 };
 
 LATTE_END

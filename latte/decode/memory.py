@@ -1,0 +1,193 @@
+"""The memory of a session: states of all layers as the kernel reads them, and states as values from it.
+
+What every token replaces lies in blocks, one for each token read: a token reads one and writes the next, so the last
+few tokens can be taken back. Keys and values stay where they are: in rings with slots to spare, or in memory that
+grows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latte.decode.program import SPARE, Kept, Layout, MixerLayout
+from latte.models.cache import ModelState
+from latte.ops import native
+from latte.state import State, require_state
+
+#: Tokens that memory for keys and values which grow has room for at first.
+FIRST_ROOM = 256
+
+
+class SessionMemory:
+    """States of ``batch`` rows.
+
+    Attributes:
+        count_B: tokens that each row has read.
+        longest: the largest of them.
+    """
+
+    def __init__(self, layout: Layout, batch: int) -> None:
+        self.layout, self.batch = layout, batch
+        self._blocks = _bytes(2, layout.row_bytes * batch)
+        self._now, self._behind = 0, 0  # the present block, and how many before it are still whole
+        self.count_B = torch.zeros(batch, dtype=torch.long, device="cpu")
+        self.longest = 0
+        self._kept = [self._room(kept) for kept in layout.memories]
+        self.memory_words: Any = None
+        self._describe()
+
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks.shape[1]
+
+    def advance(self, tokens: int, history: int) -> tuple[int, int]:
+        """Make room for the states after so many tokens: addresses of the block before them, and of the first after.
+
+        ``history`` tokens can be taken back afterwards, or all of these.
+        """
+        wanted = 1 + max(tokens, history)
+        if self._blocks.shape[0] < wanted:
+            blocks = _bytes(wanted, self.block_bytes)
+            blocks[0].copy_(self._blocks[self._now])
+            self._blocks, self._now, self._behind = blocks, 0, 0
+        count, first = self._blocks.shape[0], self._now + 1
+        if first + tokens > count:  # they must lie in a row
+            if tokens > 1:
+                self._blocks[0].copy_(self._blocks[self._now])
+                self._now, self._behind, first = 0, 0, 1
+            else:
+                first = 0
+        before = self._blocks[self._now].data_ptr()
+        self._now, self._behind = first + tokens - 1, min(self._behind, count - 1 - tokens) + tokens
+        self._grow(tokens)
+        return before, self._blocks[first].data_ptr()
+
+    def read(self, tokens: int) -> None:
+        """Count the tokens of a call."""
+        self.count_B += tokens
+        self.longest += tokens
+
+    def take_back(self, tokens: int) -> bool:
+        """Forget the last tokens; False where their states are gone."""
+        if tokens > min(self._behind, SPARE):
+            return False
+        self._now = (self._now - tokens) % self._blocks.shape[0]
+        self._behind -= tokens
+        self.read(-tokens)
+        return True
+
+    # From values to memory and back.
+
+    def load(self, state: ModelState) -> None:
+        """Take a state.
+
+        Raises:
+            ValueError: it is of another model.
+        """
+        self.count_B.copy_(state.count_B)
+        self.longest = int(self.count_B.max())
+        self._grow(0)
+        for layout, states in zip(self.layout.layers, state.layers, strict=True):
+            for mixer, given in zip(layout, states, strict=True):
+                expected = mixer.empty.map(lambda tensor: tensor.expand(self.batch, *tensor.shape[1:]))
+                tensors = dict(require_state(f"mixer {mixer.name!r}", given, expected).tensors())
+                for part in mixer.parts:
+                    self._part(part).copy_(tensors[part.path])
+                for index in mixer.kept:
+                    self._load_kept(index, tensors)
+
+    def state(self) -> ModelState:
+        """A copy of what was read so far, as a value."""
+        layers = tuple(tuple(self._state(mixer) for mixer in layer) for layer in self.layout.layers)
+        return ModelState(layers, self.count_B.clone())
+
+    def _state(self, mixer: MixerLayout) -> State:
+        tensors = {part.path: self._part(part).clone() for part in mixer.parts}
+        for index in mixer.kept:
+            tensors |= self._kept_values(index)
+        values = iter([tensors[path] for path, _ in mixer.empty.tensors()])
+        return mixer.empty.map(lambda _: next(values))
+
+    def _part(self, part: Any) -> Tensor:
+        start = part.start * self.batch
+        size = self.batch * torch.Size(part.shape).numel() * part.dtype.itemsize
+        return self._blocks[self._now, start : start + size].view(part.dtype).view(self.batch, *part.shape)
+
+    def _load_kept(self, index: int, tensors: dict[str, Tensor]) -> None:
+        kept, (keys, values, sink_keys, sink_values) = self.layout.memories[index], self._kept[index]
+        given = [tensors[path] for path in kept.paths]
+        if kept.window is not None:
+            for to, ring in ((keys, given[0]), (values, given[1])):
+                if kept.window:
+                    to.scatter_(2, self._slots(ring.transpose(1, 2), to.shape[2]), ring.transpose(1, 2))
+            sink_keys.copy_(given[2].transpose(1, 2))
+            sink_values.copy_(given[3].transpose(1, 2))
+            return
+        live_BS = given[2]
+        if not torch.equal(live_BS.sum(1), self.count_B):
+            raise ValueError("the state holds other keys than its tokens', expected one for each token that was read")
+        for row in range(self.batch):
+            n, alive = int(self.count_B[row]), live_BS[row]
+            for to, source in ((keys, given[0]), (values, given[1])):
+                to[row, :, :n] = source[row, alive].transpose(0, 1)
+
+    def _kept_values(self, index: int) -> dict[str, Tensor]:
+        kept, (keys, values, sink_keys, sink_values) = self.layout.memories[index], self._kept[index]
+        if kept.window is not None:
+            seen = (x[:, :, : kept.window] for x in (keys, values))
+            rings = [
+                x.gather(2, self._slots(part, x.shape[2])) if kept.window else part.clone()
+                for x, part in zip((keys, values), seen, strict=True)
+            ]
+            found = [*rings, sink_keys, sink_values]
+            return {path: x.transpose(1, 2).clone() for path, x in zip(kept.paths, found, strict=True)}
+        # Rows that have read less begin later.
+        S, missing_B1 = self.longest, self.longest - self.count_B[:, None]
+        live_BS = torch.arange(S, device="cpu") >= missing_B1
+        both = [x[:, :, :S].transpose(1, 2).clone() for x in (keys, values)]
+        for row in range(self.batch):
+            missing = int(missing_B1[row])
+            if missing:
+                for x in both:
+                    x[row] = x[row].roll(missing, dims=0)
+                    x[row, :missing] = 0
+        return dict(zip(kept.paths, (*both, live_BS), strict=True))
+
+    def _slots(self, ring_BGRK: Tensor, slots: int) -> Tensor:
+        """For every number in a state's ring, the slot that it has in a ring of so many slots."""
+        R = ring_BGRK.shape[2]
+        last_B1 = self.count_B[:, None] - 1
+        # The last token before `count` that belongs in each slot of the state's ring.
+        token_BR = last_B1 - (last_B1 - torch.arange(R, device="cpu")) % R
+        return (token_BR % slots)[:, None, :, None].expand_as(ring_BGRK)
+
+    def _room(self, kept: Kept, tokens: int = FIRST_ROOM) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        slots = tokens if kept.window is None else kept.window + SPARE
+        widths = (kept.key_width, kept.value_width)
+        sizes = [(self.batch, kept.groups, n, width) for n in (slots, kept.sinks) for width in widths]
+        made = [torch.empty(size, dtype=self.layout.dtype, device="cpu") for size in sizes]
+        return made[0], made[1], made[2], made[3]
+
+    def _grow(self, tokens: int) -> None:
+        """Room for the keys and values of so many more tokens."""
+        for index, kept in enumerate(self.layout.memories):
+            old, wanted = self._kept[index], self.longest + tokens
+            if kept.window is not None or old[0].shape[2] >= wanted:
+                continue
+            new = self._room(kept, max(wanted, old[0].shape[2] * 3 // 2))
+            for before, after in zip(old[:2], new[:2], strict=True):
+                after[:, :, : before.shape[2]] = before
+            self._kept[index] = new
+            self.memory_words = None
+        if self.memory_words is None:
+            self._describe()
+
+    def _describe(self) -> None:
+        self.memory_words = native.words_of(native.memory_words(self._kept))
+
+
+def _bytes(blocks: int, size: int) -> Tensor:
+    return torch.empty(blocks, size, dtype=torch.uint8, device="cpu")

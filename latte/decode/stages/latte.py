@@ -1,0 +1,72 @@
+"""Latte and Latte-Macchiato, in our models and around pretrained attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latte.decode.program import Builder
+from latte.decode.stages.attention import Attention, queries_keys_values
+from latte.decode.stages.registry import Out, stages_of
+from latte.layers.feeds import GATE_POWER, RGLRU, ConvFeed, Feed
+from latte.models.engine import Mixing, Unfit
+
+WINDOW = tuple(f"window.{name}" for name in ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV"))
+
+
+@stages_of("latte", "extended")
+def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    config, window = mixer.config, mixer.window
+    if mixer.options.decay != "none":
+        raise Unfit("latents that forget (decay) have no stages")
+    if mixer.options.kept:
+        raise Unfit("tokens kept behind the window have no stages")
+    D, H, G, V, M = config.hidden_size, config.num_heads, config.kv_heads, config.width, mixer.latents_per_head
+    fed = _feed(b, mixer, x)
+    attention = bias = None
+    if window is None:
+        b.product(x, D, (at.values, "v_proj", G * V, b.room("v", G * V)))
+    else:
+        queries_keys_values(b, at, x)
+        rotary = window.rotary if window.rope else None
+        attention = Attention(b, at, WINDOW, rotary, window.size, window.sinks, window.scale, window.softcap)
+        bias = None if mixer.slot0_bias is None else b.weight(mixer, "slot0_bias", H)
+    if mixer.feed_norm is not None:
+        b.norm(b.child(mixer, "feed_norm"), fed, b.room("fed", D), D)
+        fed = "fed"
+    if attention is not None:
+        attention.keep(beside=True)
+    slots, keys = (mixer, "latent_q_proj", H * mixer.slots), (mixer, "latent_k_proj", H * M)
+    b.product(fed, D, (*slots, b.room("slots", H * mixer.slots)), (*keys, b.room("latent k", H * M)))
+    seen = log_norm = None
+    if attention is not None:
+        seen = b.room("seen", H * V)
+        log_norm = b.room("window norm", H) if mixer.options.coupled else None
+        attention.attend(seen, log_norm)
+    how: dict[str, Any] = {"heads": H, "groups": G, "latents": M, "value_width": V}
+    how |= {"log_norm": b.part("latents.log_norm_BHM"), "mean": b.part("latents.mean_BHMV")}
+    how |= {"seen": seen, "window_norm": log_norm, "bias": bias}
+    b.stage("Latents", slots="slots", k="latent k", v="v", y=b.room("mixed", H * V), **how)
+    b.product("mixed", H * V, (at.values, "o_proj", D, out.y), added=out.added)
+
+
+def _feed(b: Builder, mixer: Any, x: str) -> str:
+    """What the latents' queries and keys are made from; runs beside what comes next."""
+    D, H = mixer.config.hidden_size, mixer.config.num_heads
+    feed = b.child(mixer, "feed", Feed, ConvFeed, RGLRU)
+    if type(feed) is RGLRU:
+        width = D // H
+        weights: dict[str, Any] = {
+            "weight": b.weight(feed, "gate_weight", 2, H, width, width),
+            "bias": b.weight(feed, "gate_bias", 2, H, width),
+            "decay": b.weight(feed, "decay", D),
+        }
+        how = {"heads": H, "width": width, "power": GATE_POWER, "h": b.part("feed.h_BD")}
+        b.stage("Rglru", beside=True, x=x, y=b.room("fed", D), **weights, **how)
+        return "fed"
+    if type(feed) is ConvFeed:
+        how = {"width": D, "taps": feed.size, "tail": b.part("feed.tail_BKD")}
+        weight = b.weight(feed, "weight", D, feed.size)
+        b.stage("Conv", beside=True, x=x, y=b.room("fed", D), weight=weight, **how)
+        return "fed"
+    return x
