@@ -15,7 +15,8 @@ def test_the_text_to_replace_stands_exactly_once(mutant):
     text = (mutants.ROOT / mutant.file).read_text(encoding="utf-8")
     assert text.count(mutant.old) == 1
     assert mutant.new != mutant.old
-    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+    if mutant.file.endswith(".py"):
+        compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
     assert all((mutants.ROOT / part).exists() for part in mutant.tests if part.startswith("tests"))
 
 

@@ -1,14 +1,19 @@
-"""Where the decode engine finds the parts of an extended model's layers, in families that are like Llama's."""
+"""Where the decode engine finds the parts of an extended model's layers."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, PretrainedWindow
 from latte.layers.linear import Linear, TokenLinear
 from latte.models.engine import Anatomy, Mixing, Mlp, Norm, Sublayer, Unfit, Walk
+
+#: Activations of pretrained MLPs, as stages know them.
+ACTIVATIONS = {type(ACT2FN["silu"]): "silu", nn.SiLU: "silu", type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh"}
 
 
 class ExtendedAnatomy(Anatomy):
@@ -26,19 +31,36 @@ class ExtendedAnatomy(Anatomy):
         attention = walk.child(block, "self_attn", ExtendedAttention)
         mixer = walk.child(attention, "mixer", ExtendedMixer)
         window = walk.child(mixer, "window", PretrainedWindow)
-        if not window.family.like_llama:
+        shape = window.family.shape
+        if shape is None:
             raise Unfit(f"family {type(window.family).__name__} has no stages")
         pretrained, mlp = walk.child(window, "attention"), walk.child(block, "mlp")
-        norms = [walk.child(block, name) for name in ("input_layernorm", "post_attention_layernorm")]
-        for module in (block, pretrained, mlp, *norms):
+        before = [walk.child(block, name) for name in shape.before]
+        after = [walk.child(block, name) for name in shape.after or ()]
+        heads = None
+        if shape.heads is not None:
+            heads = (walk.child(pretrained, shape.heads[0]), walk.child(pretrained, shape.heads[1]))
+        for module in (block, pretrained, mlp):
             if not _from_transformers(module):
                 raise Unfit(f"a {type(module).__name__} stands in the place of a pretrained module")
-        walk.child(mlp, "act_fn", type(ACT2FN["silu"]))
-        return [Sublayer(norms[0], Mixing(mixer, pretrained, pretrained)), Sublayer(norms[1], Mlp(mlp, "silu"))]
+        activation = ACTIVATIONS[type(walk.child(mlp, "act_fn", *ACTIVATIONS))]
+        parts: list[Mixing | Mlp] = [Mixing(mixer, pretrained, pretrained, heads), Mlp(mlp, activation)]
+        return [Sublayer(*given) for given in zip(before, parts, after or (None, None), strict=True)]
 
     def norm(self, norm: nn.Module) -> Norm:
+        if not _from_transformers(norm):
+            return super().norm(norm)
+        if type(norm).__name__ == "Gemma2RMSNorm":
+            return Norm(cast(float, norm.eps), plus=1.0)
         eps = getattr(norm, "variance_epsilon", None)
-        return Norm(eps) if isinstance(eps, float) and _from_transformers(norm) else super().norm(norm)
+        if not isinstance(eps, float):
+            raise Unfit(f"a norm is a {type(norm).__name__}")
+        return Norm(eps)
+
+    def embedding_scale(self, table: nn.Module) -> float:
+        if type(table).__name__ == "Gemma2TextScaledWordEmbedding" and _from_transformers(table):
+            return float(cast(Tensor, table.embed_scale))
+        return super().embedding_scale(table)
 
 
 def _from_transformers(module: nn.Module) -> bool:

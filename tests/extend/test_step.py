@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from latte.extend import convert
+from latte.extend.families.qwen2 import Qwen2
 from latte.models import LatteCache
 from latte.ops import native
 from tests.extend.families import FAMILIES, small_model
 from tests.extend.test_convert import WAYS, ids, opened
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
-FITTING = [name for name in FAMILIES if name.startswith(("llama", "mistral"))]
 
 
 @torch.no_grad()
@@ -42,16 +42,28 @@ def compare(model, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("way", range(len(WAYS)))
-@pytest.mark.parametrize("family", FITTING)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_states_are_those_of_the_layers(family, way, rows, monkeypatch, calls):
     compare(opened(convert(small_model(family), WAYS[way])).eval(), rows, monkeypatch)
     assert len(calls) == 12
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in FITTING])
-def test_other_families_are_read_layer_by_layer(family, monkeypatch, calls):
-    compare(opened(convert(small_model(family), WAYS[0])).eval(), 2, monkeypatch)
+def test_a_family_without_a_shape_is_read_layer_by_layer(monkeypatch, calls):
+    monkeypatch.setattr(Qwen2, "shape", None)
+    model = opened(convert(small_model("qwen2"), WAYS[0])).eval()
+    compare(model, 2, monkeypatch)
     assert not calls
+    assert model.decode_refusal() == "family Qwen2 has no stages"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_hundred_tokens_and_greedy_text(family, monkeypatch, calls):
+    model = opened(convert(small_model(family), WAYS[0])).eval()
+    settings = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None}
+    found = model.generate(ids(1, 7), **settings)
+    assert len(calls) == 199
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    assert torch.equal(model.generate(ids(1, 7), **settings), found)
 
 
 def test_what_is_changed_or_watched_is_seen(monkeypatch, calls):

@@ -5,7 +5,7 @@ Another family is one short file beside this one: a subclass that overrides what
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,14 @@ from latte.layers.linear import split_heads
 STEADY_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
+class Shape(NamedTuple):
+    """x + attention(norm(x)), then x + mlp(norm(x)) with a gated MLP; the names of its norms in a layer."""
+
+    before: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")  # of attention and of the MLP
+    after: tuple[str, str] | None = None  # norms of what attention and MLP add
+    heads: tuple[str, str] | None = None  # norms of queries and keys, in the attention module
+
+
 class Family:
     """Attention with grouped heads and rotary encoding, in layers called ``model.layers[i].self_attn``: Llama's shape.
 
@@ -24,9 +32,8 @@ class Family:
 
     #: ``config.model_type`` of the models that this describes.
     model_types: tuple[str, ...] = ()
-    #: A layer is x + attention(norm(x)), then x + mlp(norm(x)) with a gated MLP, and queries and keys are nothing but
-    #: projections: one native call may then stand for all layers when the model writes token by token.
-    like_llama = False
+    #: How a layer is put together, where one native program may stand for it when the model writes; None: by modules.
+    shape: ClassVar[Shape | None] = None
 
     def refusal(self, config: Any) -> str | None:
         """Why a model of this family can't be converted; None if it can."""

@@ -5,12 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte.extend.families.base import Family, register
+from latte.extend.families.base import Family, Shape, register
 
 
 @register
 class Gemma2(Family):
     model_types = ("gemma2",)
+    shape = Shape(
+        before=("input_layernorm", "pre_feedforward_layernorm"),
+        after=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
 
     def refusal(self, config: Any) -> str | None:
         if getattr(config, "use_bidirectional_attention", False):

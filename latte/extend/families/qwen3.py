@@ -4,12 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
-from latte.extend.families.base import Family, register
+from latte.extend.families.base import Family, Shape, register
 
 
 @register
 class Qwen3(Family):
     model_types = ("qwen3",)
+    shape = Shape(heads=("q_norm", "k_norm"))
 
     def queries_and_keys(self, attention: Any, x_BTD: Tensor, config: Any) -> tuple[Tensor, Tensor]:
         q_BTHK, k_BTGK = super().queries_and_keys(attention, x_BTD, config)
