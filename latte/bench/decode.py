@@ -1,4 +1,5 @@
-"""Time a token with a context behind it: our state of one size, and a Llama of the same size with its growing cache."""
+"""Time a token with a context behind it: our state of one size, softmax attention in the same engine, and a Llama of
+transformers with its growing cache, all of the same size."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from latte.bench import yardsticks
 from latte.bench.figures import Contender, Figure, Plan, sweep
 from latte.bench.harness import Call
 from latte.bench.machine import Peaks
-from latte.bench.sizes import OURS, Size, parameters
+from latte.bench.sizes import OURS, TRANSFORMER, Size, parameters
 from latte.eval.decode_timing import random_cache
 from latte.models import LatteCache
+from latte.models.cache import ModelState
+from latte.ops import native
 
 LLAMA = "Llama (transformers)"
 TOKENS = 8  # decoded in one timed call
@@ -32,6 +35,17 @@ def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
             continue
         context = int(figure.name.split("@")[1])
         figures.append(_per_token(figure, OURS, context, {"state_bytes": ours.state_bytes}))
+    attention = _Attention(size)
+    softmax = Contender(
+        TRANSFORMER,
+        attention.prepare,
+        ours=True,
+        memory=lambda context: 2.5 * attention.token_bytes * context,
+        bytes=lambda context: TOKENS * (4.0 * attention.parameters + attention.token_bytes * context),
+    )
+    for figure in sweep("decode", "decode", [softmax], plan, peaks):
+        extra = {"state_bytes": attention.token_bytes * figure.length, "parameters": attention.parameters}
+        figures.append(_per_token(figure, TRANSFORMER, figure.length, extra))
     peer = Contender(
         LLAMA,
         llama.prepare,
@@ -60,26 +74,41 @@ class _Ours:
         self.model = size.model(OURS).eval().requires_grad_(False)
         self.weight_bytes = 4.0 * parameters(self.model)
         self.state_bytes = 0
-        self.snapshots = {}
+        self.caches: dict[int, LatteCache] = {}
         cache, random = LatteCache(), torch.Generator().manual_seed(0)
         for context in sorted(plan.lengths):
             while cache.length < context:
                 tokens = min(READ_AT_ONCE, context - cache.length)
                 ids = torch.randint(0, size.vocabulary, (1, tokens), generator=random)
                 self.model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-            self.snapshots[context] = cache.snapshot()
+            self.caches[context] = LatteCache(*cache.snapshot())
             self.state_bytes = cache.nbytes
             plan.say(f"decode: {OURS} has read {context} tokens")
 
     def contender(self, context: int) -> Contender:
         """TOKENS tokens behind ``context``."""
 
-        def call() -> None:
-            cache = LatteCache()
-            cache.rollback(self.snapshots[context])
-            _decode(self.model, cache)
-
+        call = _behind(self.model, self.caches[context])
         return Contender(f"{OURS}@{context}", lambda _: call, ours=True, bytes=lambda _: TOKENS * self.weight_bytes)
+
+
+class _Attention:
+    """Softmax attention in our engine, its keys and values random: reading a long context would take quadratic time."""
+
+    def __init__(self, size: Size) -> None:
+        self.model = size.model(TRANSFORMER).eval().requires_grad_(False)
+        self.parameters = parameters(self.model)
+        self.token_bytes = 2.0 * size.layers * size.width * 4.0
+
+    def prepare(self, context: int) -> Call:
+        like = torch.empty(1, 1, self.model.config.hidden_size)
+        layers = []
+        for block in self.model.model.layers:
+            (mixer,) = block.mixers
+            empty = mixer.init_state(like)
+            keys, values = (torch.randn(1, context, *x.shape[2:]) for x in (empty.keys_BSGK, empty.values_BSGV))
+            layers.append((type(empty)(keys, values, torch.ones(1, context, dtype=torch.bool)),))
+        return _behind(self.model, LatteCache(ModelState(tuple(layers), torch.tensor([context])), context))
 
 
 class _Llama:
@@ -113,6 +142,21 @@ class _Llama:
             cache.crop(-TOKENS)
 
         return call
+
+
+def _behind(model: torch.nn.Module, cache: LatteCache) -> Call:
+    """TOKENS tokens behind a context, which are taken back: the next call finds the same context."""
+    cache.history = TOKENS
+    before = None if native.available() else cache.snapshot()
+
+    def call() -> None:
+        _decode(model, cache)
+        if before is not None:
+            cache.rollback(before)
+        elif not cache.take_back(TOKENS):
+            raise RuntimeError("the decode engine can't take back its tokens")
+
+    return call
 
 
 def _decode(model: torch.nn.Module, cache: object) -> None:
