@@ -158,7 +158,7 @@ def causal_conv_reference(
         if tokens.reset is not None:
             tail_BKD = torch.where(tokens.reset[:, t, None, None], 0.0, tail_BKD)
         seen_BKD = torch.cat([tail_BKD, x_BTD[:, t, None]], dim=1)
-        y_BD = torch.einsum("bkd,dk->bd", seen_BKD, weight_DK)
+        y_BD = (seen_BKD * weight_DK.T).sum(1)
         outputs.append(y_BD if bias_D is None else y_BD + bias_D)
         moved_BKD = seen_BKD[:, 1:]
         tail_BKD = moved_BKD if tokens.mask is None else torch.where(tokens.mask[:, t, None, None], moved_BKD, tail_BKD)
@@ -208,7 +208,9 @@ def _conv_example(draw: Draw) -> Example:
     return (draw.normal(draw.B, draw.T, 16), draw.normal(16, 4), draw.normal(16)), {}
 
 
-@operation(reference=causal_conv_reference, chunked=causal_conv_shifted, example=_conv_example)
+@operation(
+    reference=causal_conv_reference, chunked=causal_conv_shifted, step=causal_conv_reference, example=_conv_example
+)
 def causal_conv(
     x_BTD: Tensor,
     weight_DK: Tensor,
