@@ -40,7 +40,7 @@ class QTMixer(HeadMixer):
     between s^2 and 1 + s^2 before they are divided: nearly flat. Linear time in all cases.
 
     Source: OpenReview V2e0A2XIPF, for images, bidirectional; the causal form is ours, by sums over the tokens so far.
-    ``fast`` is its equation (11), without the linear term that its experiments switch off and that could make weights
+    ``fast`` is that of the paper, without the linear term that its experiments switch off and that could make weights
     negative; ``unit`` is its released code, which also adds gelu(norm(v)) and a table of places, left out here.
     ``exact`` is what ``linear`` has as ``based``.
     """
