@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte.ops.kept_attend import attend_to_selection
+from latte.ops.kept_attend import attend_natively, attend_to_selection
 from latte.ops.kept_selection import (
     KEPT_BLOCK,
     Events,
     Selection,
     select_blocked,
+    select_native,
     select_reference,
     worst_slot,
 )
@@ -35,6 +36,7 @@ from latte.ops.registry import Draw, Example, operation
 from latte.ops.window import (
     Reach,
     WindowState,
+    native_window,
     one_query_logits,
     window_attention_banded,
     window_attention_reference,
@@ -62,7 +64,8 @@ def kept_attention_reference(
 ) -> tuple[Tensor, Tensor, KeptState]:
     """The rule token by token, then all pairs."""
     window = window_attention_reference(q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state.window, tokens)
-    return _with_kept(window, select_reference, 1, q_BTHK, k_BTGK, v_BTGV, s_BTG, weight_G, far, reach, state, tokens)
+    forms = (select_reference, attend_to_selection, 1)
+    return _with_kept(window, *forms, q_BTHK, k_BTGK, v_BTGV, s_BTG, weight_G, far, reach, state, tokens)
 
 
 def kept_attention_chunked(
@@ -79,14 +82,31 @@ def kept_attention_chunked(
 ) -> tuple[Tensor, Tensor, KeptState]:
     """Blocks of queries against the keys that one of them sees: linear in T."""
     window = window_attention_banded(q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state.window, tokens)
-    return _with_kept(
-        window, select_blocked, KEPT_BLOCK, q_BTHK, k_BTGK, v_BTGV, s_BTG, weight_G, far, reach, state, tokens
-    )
+    forms = (select_blocked, attend_to_selection, KEPT_BLOCK)
+    return _with_kept(window, *forms, q_BTHK, k_BTGK, v_BTGV, s_BTG, weight_G, far, reach, state, tokens)
+
+
+def _native(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGV: Tensor,
+    s_BTG: Tensor,
+    weight_G: Tensor | None,
+    sink_query_BTHK: Tensor,
+    far: Far | None,
+    reach: Reach,
+    state: KeptState,
+    tokens: Tokens,
+) -> tuple[Tensor, Tensor, KeptState]:
+    window = native_window(q_BTHK, k_BTGK, v_BTGV, sink_query_BTHK, reach, state.window, tokens)
+    forms = (select_native, attend_natively, KEPT_BLOCK)
+    return _with_kept(window, *forms, q_BTHK, k_BTGK, v_BTGV, s_BTG, weight_G, far, reach, state, tokens)
 
 
 def _with_kept(
     window: tuple[Tensor, Tensor, WindowState | None],
     select: Callable[..., Selection],
+    attend: Callable[..., tuple[Tensor, Tensor]],
     size: int,
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -110,7 +130,7 @@ def _with_kept(
     events = Events(sources.scores_BSG[:, N : N + T].detach(), there_BT, segment_BT)
     scores_BGN, places_BGN = (x.transpose(1, 2) for x in (state.kept_scores_BNG.detach(), state.kept_places_BNG))
     selection = select(scores_BGN, places_BGN, events)
-    y_BTHV, log_norm_BTH = attend_to_selection(q_BTHK, sources, selection, size, place_BT, weight_G, far, reach)
+    y_BTHV, log_norm_BTH = attend(q_BTHK, sources, selection, size, place_BT, weight_G, far, reach)
     if moved is not None:
         y_BTHV, log_norm_BTH = moved.scatter(y_BTHV), moved.scatter(log_norm_BTH)
     y_window, norm_window, window_after = window
@@ -225,6 +245,7 @@ def _example(draw: Draw) -> Example:
     reference=kept_attention_reference,
     chunked=kept_attention_chunked,
     step=kept_attention_step,
+    native=_native,
     example=_example,
 )
 def kept_attention(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.ops import native
 from latte.ops.gated import pad_tokens
 from latte.ops.kept_selection import Selection
 from latte.ops.kept_state import Far, Sources, take_heads
@@ -40,6 +41,36 @@ def attend_to_selection(
         outputs.append(recomputed(_attend_in_blocks, *args))
     y_BTHV, log_norm_BTH = (torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
     return y_BTHV, log_norm_BTH
+
+
+def attend_natively(
+    q_BTHK: Tensor,
+    sources: Sources,
+    selection: Selection,
+    size: int,
+    place_BT: Tensor,
+    weight_G: Tensor | None,
+    far: Far | None,
+    reach: Reach,
+) -> tuple[Tensor, Tensor]:
+    """The same by one kernel, which reads keys and values where they are."""
+    bias_BSG = None if weight_G is None else weight_G.to(sources.scores_BSG.dtype) * sources.scores_BSG
+    return native.kept_attention(
+        q_BTHK,
+        sources.keys_BSGK,
+        sources.values_BSGV,
+        bias_BSG,
+        None if far is None else far.query_BTHK,
+        None if far is None else sources.back_BSGK,
+        selection.source_BEGI,
+        selection.last_BEGI,
+        None if far is None else place_BT,
+        None if far is None else sources.places_BSG,
+        size,
+        0 if far is None else far.reach,
+        reach.scale,
+        reach.softcap,
+    )
 
 
 def _attend_in_blocks(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.ops import native
 from latte.ops.numbers import EMPTY
 
 #: Queries of a block: they look at the slots as they stand before the first one, and at the tokens that come in then.
@@ -153,6 +154,16 @@ def select_blocked(score_BGN: Tensor, place_BGN: Tensor, events: Events, size: i
 
 #: Places of newcomers, here: behind all that a state holds. Only their order counts.
 _LATE = 2**40
+
+
+def select_native(score_BGN: Tensor, place_BGN: Tensor, events: Events, size: int = KEPT_BLOCK) -> Selection:
+    """Event by event, in C++."""
+    source, last, after = native.kept_select(
+        score_BGN, place_BGN, events.score_BTG, events.there_BT, events.segment_BT, size
+    )
+    N = score_BGN.shape[-1]
+    first_I = torch.cat([torch.zeros(N, dtype=torch.long), torch.arange(1, size + 1)])
+    return Selection(source, first_I.expand(source.shape), last, after)
 
 
 def _better_slots(score_BGN: Tensor, place_BGN: Tensor, held_BGN: Tensor, new_BGC: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latte.layers.rotary import Rotary
-from latte.ops import Far, kept_attention, window_attention
-from latte.ops.kept_selection import Events, select_blocked, select_reference
+from latte.ops import Far, kept_attention, native, window_attention
+from latte.ops.kept_selection import Events, select_blocked, select_native, select_reference
 from latte.tokens import Tokens
 from tests.ops.helpers import CAUSAL, assert_close, assert_states_close, flags, generator, normal
 from tests.ops.test_window import places
@@ -126,7 +126,10 @@ def test_the_best_of_what_left_the_window_is_kept(
     size=st.sampled_from([8, 64]),
     seed=st.integers(0, 10**6),
 )
-def test_blocks_of_events_give_what_events_one_by_one_give(T, slots, held, values, documents, padding, size, seed):
+@pytest.mark.parametrize("select", [select_blocked, select_native] if native.available() else [select_blocked])
+def test_blocks_of_events_give_what_events_one_by_one_give(
+    select, T, slots, held, values, documents, padding, size, seed
+):
     """Who is seen by which query, and who has which slot in the end."""
     g, B, G = generator(seed), 2, 2
     held = min(held, slots)
@@ -137,7 +140,7 @@ def test_blocks_of_events_give_what_events_one_by_one_give(T, slots, held, value
     segment[:, T - min(padding, T) :] = -1
     there = flags(g, B, T, 0.8) & (segment >= 0)
     events = Events(torch.randint(0, values, (B, T, G), generator=g).double(), there, segment)
-    one, many = select_reference(scores, place, events), select_blocked(scores, place, events, size)
+    one, many = select_reference(scores, place, events), select(scores, place, events, size)
     assert torch.equal(one.after_BGN, many.after_BGN)
     for t in range(T):
         block, query = divmod(t, size)

@@ -6,6 +6,7 @@ RuntimeError. Ops name their kernel where they are registered (latte/ops/registr
 
 from latte.ops.native.decay import decay_attention
 from latte.ops.native.delta import delta_attention
+from latte.ops.native.kept import kept_attention, kept_select
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
 from latte.ops.native.pointwise import rms_norm, rotate, swiglu
@@ -27,6 +28,8 @@ __all__ = [
     "delta_attention",
     "describe",
     "diagonal_scan",
+    "kept_attention",
+    "kept_select",
     "memory_words",
     "pack",
     "products",

@@ -50,6 +50,39 @@ struct WindowBackward {
     const int32_t *seg_q, *seg_k;
 };
 
+// Which tokens are kept, for blocks of C queries. Events come after queries; `there` says whether a token leaves the window.
+struct KeptSelect {
+    int64_t is_double, threads, B, T, G, N, C;
+    const void *score, *event;  // (B, G, N) of the slots, (B, T, G)
+    const int64_t* place;       // (B, G, N), negative where a slot is empty
+    const uint8_t* there;       // (B, T)
+    const int64_t* segment;     // (B, T), negative behind the end of a row
+    int32_t *source, *last;     // (B, blocks, G, N + C)
+    int64_t* after;             // (B, G, N)
+};
+
+// Attention to what is kept. Source i of S is seen by the queries [first, last] of a block, first = 0 for slots and i - N + 1 for
+// the others. With a reach, keys further back than it are those of `kb`, and queries those of `qf`.
+struct KeptForward {
+    int64_t is_double, threads, B, T, S, H, G, D, V, N, C, blocks, reach;
+    double scale, softcap;
+    View q, qf, k, kb, v, y;
+    void* lse;         // (B, T, H)
+    const void* bias;  // (B, S, G) or null
+    const int32_t *source, *last;
+    const int64_t *place_q, *place_k;  // (B, T), (B, S, G); null without a reach
+};
+
+struct KeptBackward {
+    int64_t is_double, threads, B, T, S, H, G, D, V, N, C, blocks, reach;
+    double scale, softcap;
+    View q, qf, k, kb, v, y, dy, dq, dqf, dk, dkb, dv;  // dk, dkb and dv come as zeros
+    const void *lse, *dlse, *bias;
+    void* dbias;  // (B, S, G), comes as zeros
+    const int32_t *source, *last;
+    const int64_t *place_q, *place_k;
+};
+
 // Views of (B, T, D): the stride of heads is not used.
 struct ScanForward {
     int64_t is_double, threads, B, T, D, reverse;

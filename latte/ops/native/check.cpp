@@ -19,6 +19,9 @@ DECLARE(latte_forward, LatteForward)
 DECLARE(latte_backward, LatteBackward)
 DECLARE(window_forward, WindowForward)
 DECLARE(window_backward, WindowBackward)
+DECLARE(kept_select, KeptSelect)
+DECLARE(kept_forward, KeptForward)
+DECLARE(kept_backward, KeptBackward)
 DECLARE(scan_forward, ScanForward)
 DECLARE(scan_backward, ScanBackward)
 DECLARE(decay_forward, DecayForward)
@@ -372,6 +375,32 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                                     p.in(B, Tn, H, V, extra), p.out(B, Tn, H, D), p.out(B, S, G, D), p.out(B, S, G, V),
                                                     lse, p.random(B * Tn * H, -1, 1), iq, ik};
                             window_backward(&g);
+                        });
+                    for (int64_t N : {1, 11})
+                        both<T>("kept", [&](Pool<T>& p, int64_t threads) {
+                            const int64_t C = 16, blocks = (Tn + C - 1) / C, S = N + Tn + 3, G = 1, D = width, I = N + C, reach = extra ? 5 : 0;
+                            const double cap = N == 1 ? 3.0 : 0.0;
+                            int64_t *place = p.template random<int64_t>(B * G * N, -2, 9), *segment = p.template random<int64_t>(B * Tn, 0, 1);
+                            for (int64_t t = 0; extra && t < Tn; ++t) segment[t] = t > Tn - 3 ? -1 : t / 20;
+                            uint8_t* there = p.flags(B * Tn, 0.8);
+                            int32_t *source = p.template output<int32_t>(B * blocks * G * I), *last = p.template output<int32_t>(B * blocks * G * I);
+                            latte::KeptSelect s{d, threads, B, Tn, G, N, C, p.random(B * G * N, -1, 1), p.random(B * Tn * G, -1, 1), place, there,
+                                                segment, source, last, p.template output<int64_t>(B * G * N)};
+                            kept_select(&s);
+                            auto q = p.in(B, Tn, H, D, extra), qf = p.in(B, Tn, H, D, extra), k = p.in(B, S, G, D, extra),
+                                 kb = p.in(B, S, G, D, extra), v = p.in(B, S, G, V, extra), y = p.out(B, Tn, H, V);
+                            int64_t *pq = p.template random<int64_t>(B * Tn, 0, 1), *pk = p.template random<int64_t>(B * S * G, 0, 30);
+                            for (int64_t t = 0; t < B * Tn; ++t) pq[t] = 30 + t % Tn;
+                            const T* bias = extra ? p.random(B * S * G, -1, 1) : nullptr;
+                            T* lse = p.output(B * Tn * H);
+                            latte::KeptForward f{d, threads, B, Tn, S, H, G, D, V, N, C, blocks, reach, 0.5, cap, q, qf, k, kb, v, y, lse, bias,
+                                                 source, last, pq, pk};
+                            kept_forward(&f);
+                            latte::KeptBackward g{d, threads, B, Tn, S, H, G, D, V, N, C, blocks, reach, 0.5, cap, q, qf, k, kb, v, y,
+                                                  p.in(B, Tn, H, V, extra), p.out(B, Tn, H, D), p.out(B, Tn, H, D), p.out(B, S, G, D),
+                                                  p.out(B, S, G, D), p.out(B, S, G, V), lse, p.random(B * Tn * H, -1, 1), bias,
+                                                  p.output(B * S * G), source, last, pq, pk};
+                            kept_backward(&g);
                         });
                 }
 }

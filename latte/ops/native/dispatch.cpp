@@ -10,6 +10,9 @@
     X(latte_backward, LatteBackward) \
     X(window_forward, WindowForward) \
     X(window_backward, WindowBackward) \
+    X(kept_select, KeptSelect) \
+    X(kept_forward, KeptForward) \
+    X(kept_backward, KeptBackward) \
     X(scan_forward, ScanForward) \
     X(scan_backward, ScanBackward) \
     X(decay_forward, DecayForward) \
@@ -90,7 +93,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 12; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 13; }
 // The stages of a program and their fields, a line for each: Python packs them by name.
 extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
