@@ -33,6 +33,7 @@ KALMAN = ("tests/mixers/test_state_spaces.py", "tests/ops/test_forms.py", "-k", 
 CASCADE = ("tests/mixers/test_hla.py",)
 CHUNKED = ("tests/mixers/test_mega.py",)
 LINEAR = ("tests/mixers/test_lightning.py", "tests/mixers/test_features.py")
+SPARSE = ("tests/mixers/test_sla.py",)
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
 
@@ -121,6 +122,41 @@ MUTANTS = [
         "z.new_tensor(0.5).sqrt(), 1.0)",
         "z.new_tensor(1.0).sqrt(), 1.0)",
         LINEAR,
+    ),
+    Mutant(
+        "a short document keeps as many blocks as the longest",
+        "latte/layers/block_sparse.py",
+        "(rank_M < wanted_R[:, None])",
+        "(rank_M < rank_M.numel() + 0 * wanted_R[:, None])",
+        SPARSE,
+    ),
+    Mutant(
+        "linear attention reads what was kept",
+        "latte/layers/block_sparse.py",
+        "& ~kept_RHIJ.scatter(",
+        "& kept_RHIJ.scatter(",
+        SPARSE,
+    ),
+    Mutant(
+        "tokens behind a document have weights in its last block",
+        "latte/layers/block_sparse.py",
+        "taken(real_RJC[:, None].expand(-1, H, -1, -1)) &",
+        "torch.ones_like(taken(real_RJC[:, None].expand(-1, H, -1, -1))) &",
+        SPARSE,
+    ),
+    Mutant(
+        "the short branch of a long kernel is added at its far end",
+        "latte/mixers/chela.py",
+        "F.pad(self.near_weight, (self.options.long_size - self.options.short_size, 0))",
+        "F.pad(self.near_weight, (0, self.options.long_size - self.options.short_size))",
+        ("tests/mixers/test_chela.py",),
+    ),
+    Mutant(
+        "gates of places ignore where a document begins",
+        "latte/mixers/lina.py",
+        "tokens.place_BT.clamp(min=0)",
+        "torch.arange(tokens.length).expand(tokens.batch, -1)",
+        ("tests/mixers/test_lina.py",),
     ),
     # Causality, carries and documents in the matrix-state recurrences.
     Mutant("a key sees one token of the future", GATED, ".tril()", ".tril(1)", LATTE),
