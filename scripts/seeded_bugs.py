@@ -32,6 +32,8 @@ LOG_SUM = ("tests/ops/test_log_sum.py", "tests/ops/test_forms.py", "-k", "log_su
 KALMAN = ("tests/mixers/test_state_spaces.py", "tests/ops/test_forms.py", "-k", "kalman")
 CASCADE = ("tests/mixers/test_hla.py",)
 CHUNKED = ("tests/mixers/test_mega.py",)
+STATE_SPACE = ("tests/ops/test_state_space.py", "tests/ops/test_forms.py", "-k", "state_space")
+LAPLACE = ("tests/ops/test_forms.py", "-k", "laplace")
 LINEAR = ("tests/mixers/test_lightning.py", "tests/mixers/test_features.py")
 SPARSE = ("tests/mixers/test_sla.py",)
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
@@ -108,6 +110,41 @@ MUTANTS = [
         "(tokens.place_BT % chunk == 0)",
         "(tokens.place_BT % chunk == 1)",
         CHUNKED,
+    ),
+    Mutant(
+        "Laplace attention counts the tokens behind its query",
+        "latte/mixers/mega.py",
+        "count_BT = inside.count_BT\n",
+        "count_BT = inside.count_BT - 1\n",
+        CHUNKED,
+    ),
+    Mutant(
+        "Laplace attention looks at keys of an earlier document",
+        "latte/ops/laplace.py",
+        "torch.where(state.live_BS, 0, -2)",
+        "torch.where(state.live_BS, 0, 0)",
+        LAPLACE,
+    ),
+    Mutant(
+        "the state of a state-space model is read one token early",
+        "latte/ops/state_space.py",
+        "complex_product(complex_product(read_DNZ, first_DNZ), h_BDNZ)",
+        "complex_product(read_DNZ, h_BDNZ)",
+        STATE_SPACE,
+    ),
+    Mutant(
+        "a half of a block is convolved with the taps of the other",
+        "latte/ops/state_space.py",
+        "n=size)[..., half:]",
+        "n=size)[..., :half]",
+        STATE_SPACE,
+    ),
+    Mutant(
+        "a state-space model's last state lacks what it began with",
+        "latte/ops/state_space.py",
+        "(added_BDNZ + faded_BDNZ)",
+        "added_BDNZ",
+        STATE_SPACE,
     ),
     Mutant(
         "Lightning's layers all forget alike",

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.diagonal import SLOW, SLOWEST, diagonal_model, zero_order_hold
+from latte.layers.diagonal import SLOW, SLOWEST, zero_order_hold
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer
 from latte.mixers.registry import register
-from latte.ops import ComplexState, ConvState, causal_conv
+from latte.ops import ComplexState, ConvState, causal_conv, state_space
 from latte.ops.numbers import compute_dtype
 from latte.state import State, state
 from latte.tokens import Tokens
@@ -39,8 +39,9 @@ class H3Mixer(Mixer):
 
     q, k and v are projections with biases; the convolution is the shift model, a learned filter of ``shift_size`` taps.
     A starts at -1/2 + i pi n (S4D-Lin). Source: arXiv 2212.14052 with heads of width 1. There the model is discretised
-    by the bilinear rule and computed by FFT; here by zero-order hold (an option there), as a scan over blocks, which
-    costs as much memory for any length, and Re A = -1e-4 - e^{log_rate}, so that it never grows.
+    by the bilinear rule and computed by FFT; here by zero-order hold (an option there), by a native scan or by FFTs
+    through which no token meets a later one (``latte.ops.state_space``), and Re A = -1e-4 - e^{log_rate}, so that it
+    never grows.
     """
 
     @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class H3Mixer(Mixer):
         shifted, shift = causal_conv(k, self.shift_weight, state=state.shift, tokens=tokens)
         z_BTD = ((shifted + self.shift_skip * k) * v).to(dtype)
         model = zero_order_hold(self.log_rate, self.frequency, self.log_step, self.out_weight)
-        read_BTD, diagonal = diagonal_model(z_BTD, *model, state.diagonal, tokens)
+        read_BTD, diagonal = state_space(z_BTD, *model, state=state.diagonal, tokens=tokens)
         y_BTD = (read_BTD + self.skip.to(dtype) * z_BTD).to(x_BTD.dtype)
         out_BTD = self.o_proj(q * y_BTD).to(x_BTD.dtype)
         return tokens.zero_padding(out_BTD), H3State(shift, diagonal)

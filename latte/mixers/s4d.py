@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.diagonal import SLOW, SLOWEST, diagonal_model, zero_order_hold
+from latte.layers.diagonal import SLOW, SLOWEST, zero_order_hold
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset
 from latte.mixers.registry import register
 from latte.mixers.s5 import hippo
-from latte.ops import ComplexState
+from latte.ops import ComplexState, state_space
 from latte.ops.numbers import compute_dtype
 from latte.state import State
 from latte.tokens import Tokens
@@ -33,7 +33,7 @@ class S4DMixer(Mixer):
     A starts at -1/2 + i w: w_n = pi n (``lin``), N/pi (N / (2n + 1) - 1) (``inv``), or those of HiPPO (``legs``). If
     bidirectional, the same a runs from the right as well, read by a second C, and both hold the present token.
     Source: arXiv 2206.11893. There the model is a convolution by FFT and its backward kernel begins at the next token;
-    here it is a scan over blocks, exact with padding and documents, whose memory is linear in the length. Re A is
+    here it is the op ``state_space``, exact with padding and documents, whose memory is linear in the length. Re A is
     -1e-4 - e^{log_rate}, so that a state never grows.
     """
 
@@ -90,12 +90,12 @@ class S4DMixer(Mixer):
         z_BTD, after = x_BTD.to(compute_dtype(x_BTD)), None
         y_BTD = self.skip.to(z_BTD.dtype) * z_BTD
         if not self.config.bidirectional:
-            read_BTD, after = diagonal_model(z_BTD, *self._model(0), state, tokens)
+            read_BTD, after = state_space(z_BTD, *self._model(0), state=state, tokens=tokens)
             y_BTD = y_BTD + read_BTD
         else:
             empty = self.init_state(x_BTD)
-            read_BTD, _ = diagonal_model(z_BTD, *self._model(0), empty, tokens)
-            back_BTD, _ = diagonal_model(z_BTD.flip(1), *self._model(1), empty, tokens.reversed)
+            read_BTD, _ = state_space(z_BTD, *self._model(0), state=empty, tokens=tokens)
+            back_BTD, _ = state_space(z_BTD.flip(1), *self._model(1), state=empty, tokens=tokens.reversed)
             y_BTD = y_BTD + read_BTD + back_BTD.flip(1)
         out_BTD = F.glu(self.out_proj(F.gelu(y_BTD.to(x_BTD.dtype))).to(x_BTD.dtype), dim=-1)
         return tokens.zero_padding(out_BTD), after

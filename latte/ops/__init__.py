@@ -23,6 +23,7 @@ from latte.ops.rglru import rglru
 from latte.ops.scan import ConvState, ScanState, causal_conv, diagonal_scan
 from latte.ops.selective import SelectiveState, selective_scan
 from latte.ops.softmax import AttentionState, softmax_attention
+from latte.ops.state_space import state_space
 from latte.ops.window import WindowState, window_attention
 from latte.ops.wkv import WKVState, wkv
 
@@ -63,6 +64,7 @@ __all__ = [
     "rotate_pairs",
     "selective_scan",
     "softmax_attention",
+    "state_space",
     "swiglu",
     "window_attention",
     "wkv",

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from latte.ops import native
 from latte.ops.numbers import compute_dtype
 from latte.ops.recompute import recomputed
 from latte.ops.registry import Draw, Example, operation
@@ -88,6 +89,22 @@ def kalman_chunked(
     return tokens.zero_padding(torch.cat(outputs, dim=1)), KalmanState(precision, mean)
 
 
+def _native(
+    v_BTD: Tensor,
+    noise_BTD: Tensor,
+    k_BTN: Tensor,
+    q_BTN: Tensor,
+    a_DN: Tensor,
+    p_DN: Tensor,
+    state: KalmanState,
+    tokens: Tokens,
+) -> tuple[Tensor, KalmanState]:
+    h_BDNZ = torch.stack([state.precision_BDN, state.mean_BDN], dim=-1)
+    inputs = (v_BTD, noise_BTD, k_BTN, q_BTN, a_DN, p_DN)
+    y_BTD, after_BDNZ = native.kalman(*inputs, h_BDNZ, tokens.mask, tokens.reset)
+    return y_BTD, KalmanState(*(x.contiguous() for x in after_BDNZ.unbind(-1)))
+
+
 def _block(
     v_BTD: Tensor,
     noise_BTD: Tensor,
@@ -155,7 +172,7 @@ def _example(draw: Draw) -> Example:
     return (v, noise.abs() + 0.1, k, q, a, p), {}
 
 
-@operation(reference=kalman_reference, chunked=kalman_chunked, step=kalman_reference, example=_example)
+@operation(reference=kalman_reference, chunked=kalman_chunked, step=kalman_reference, native=_native, example=_example)
 def kalman(
     v_BTD: Tensor,
     noise_BTD: Tensor,

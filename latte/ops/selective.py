@@ -3,7 +3,8 @@
     h_t[d,p] = e^{Delta_t[d] A[d,p]} h_{t-1}[d,p] + Delta_t[d] B_t[p] x_t[d]        y_t[d] = sum_p C_t[p] h_t[d,p]
 
 The gate depends on both axes of the state, so there is no form in matrix products: it is a diagonal scan over D P
-channels. Written out for a whole row these would be P times its activations, hence blocks of tokens.
+channels. Written out for a whole row these would be P times its activations, hence blocks of tokens; the kernel never
+writes them out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from latte.ops import native
 from latte.ops.numbers import EMPTY, compute_dtype
 from latte.ops.recompute import recomputed
 from latte.ops.registry import Draw, Example, operation
@@ -57,42 +59,31 @@ def selective_scan_chunked(
     x_BTD: Tensor, delta_BTD: Tensor, A_DP: Tensor, B_BTP: Tensor, C_BTP: Tensor, state: SelectiveState, tokens: Tokens
 ) -> tuple[Tensor, SelectiveState]:
     """Block by block, each a scan by doubling: memory linear in T, and not P times that."""
-    return _in_blocks(x_BTD, delta_BTD, A_DP, B_BTP, C_BTP, state, tokens, "torch")
+    x, delta, A, B, C = _prepare(x_BTD, delta_BTD, A_DP, B_BTP, C_BTP, tokens)
+    h_BDP, outputs = state.h_BDP, []
+    for block, part in enumerate(tokens.parts(BLOCK)):
+        here = slice(block * BLOCK, (block + 1) * BLOCK)
+        y, h_BDP = recomputed(_block, *(t[:, here] for t in (x, delta, B, C)), A, h_BDP, part)
+        outputs.append(y)
+    return tokens.zero_padding(torch.cat(outputs, dim=1)).to(x_BTD.dtype), SelectiveState(h_BDP)
 
 
 def _native(
     x_BTD: Tensor, delta_BTD: Tensor, A_DP: Tensor, B_BTP: Tensor, C_BTP: Tensor, state: SelectiveState, tokens: Tokens
 ) -> tuple[Tensor, SelectiveState]:
-    return _in_blocks(x_BTD, delta_BTD, A_DP, B_BTP, C_BTP, state, tokens, "native")
-
-
-def _in_blocks(
-    x_BTD: Tensor,
-    delta_BTD: Tensor,
-    A_DP: Tensor,
-    B_BTP: Tensor,
-    C_BTP: Tensor,
-    state: SelectiveState,
-    tokens: Tokens,
-    backend: str,
-) -> tuple[Tensor, SelectiveState]:
-    x, delta, A, B, C = _prepare(x_BTD, delta_BTD, A_DP, B_BTP, C_BTP, tokens)
-    h_BDP, outputs = state.h_BDP, []
-    for block, part in enumerate(tokens.parts(BLOCK)):
-        here = slice(block * BLOCK, (block + 1) * BLOCK)
-        y, h_BDP = recomputed(_block, *(t[:, here] for t in (x, delta, B, C)), A, h_BDP, part, backend)
-        outputs.append(y)
-    return tokens.zero_padding(torch.cat(outputs, dim=1)).to(x_BTD.dtype), SelectiveState(h_BDP)
+    inputs = (x_BTD, delta_BTD, A_DP, B_BTP, C_BTP)
+    y_BTD, h_BDP = native.selective_scan(*inputs, state.h_BDP, tokens.mask, tokens.reset)
+    return y_BTD, SelectiveState(h_BDP)
 
 
 def _block(
-    x: Tensor, delta: Tensor, B: Tensor, C: Tensor, A_DP: Tensor, h_BDP: Tensor, tokens: Tokens, backend: str
+    x: Tensor, delta: Tensor, B: Tensor, C: Tensor, A_DP: Tensor, h_BDP: Tensor, tokens: Tokens
 ) -> tuple[Tensor, Tensor]:
     """Outputs of a block and the state after it."""
     entered_BTDP = (delta * x)[..., None] * B[:, :, None]
     log_gate_BTF, entered_BTF = _log_gate(delta, A_DP).flatten(2), entered_BTDP.flatten(2)
     before = ScanState(h_BDP.flatten(1))
-    h_BTF, after = diagonal_scan(log_gate_BTF, entered_BTF, state=before, tokens=tokens, backend=backend)
+    h_BTF, after = diagonal_scan(log_gate_BTF, entered_BTF, state=before, tokens=tokens)
     y_BTD = (h_BTF.view_as(entered_BTDP) @ C[..., None])[..., 0]
     return y_BTD, after.h_BD.view_as(h_BDP)
 
@@ -137,7 +128,7 @@ def selective_scan(
 
     Shapes: x and the time steps delta, at least 0, (B, T, D); A, at most 0, (D, P); B and C (B, T, P). Returns y
     (B, T, D), 0 at padding, and the :class:`SelectiveState` after these tokens. For gradients each block of tokens is
-    computed twice, and its states are not kept.
+    computed twice: only the state before it is kept.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not agree, no tokens, or a state of something else.

@@ -114,6 +114,18 @@ def _complex_scan(strength: float, constant: bool) -> Causal:
     return Causal("complex_scan", make, call)
 
 
+def _state_space(strength: float) -> Causal:
+    def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
+        return [normal(g, B, T, 3, dtype=dtype)]
+
+    def call(z: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        g = generator(0)
+        model = (-strength * normal(g, 3, 4).abs(), 3 * normal(g, 3, 4), normal(g, 3, 4, 2))
+        return ops.state_space(z, *model, **kwargs)
+
+    return Causal("state_space", make, call)
+
+
 def _conv(size: int, bias: bool) -> Causal:
     def make(g: torch.Generator, B: int, T: int, dtype: torch.dtype) -> list[Tensor]:
         return [normal(g, B, T, 5, dtype=dtype)]
@@ -287,6 +299,8 @@ CAUSAL = {
     "complex_scan": _complex_scan(0.3, constant=False),
     "complex_scan, strong": _complex_scan(50.0, constant=False),
     "complex_scan, constant": _complex_scan(0.03, constant=True),
+    "state_space": _state_space(0.03),
+    "state_space, strong": _state_space(50.0),
     "causal_conv, 1 tap": _conv(1, bias=False),
     "causal_conv, 4 taps, bias": _conv(4, bias=True),
     "decay_attention, none": _decay(""),

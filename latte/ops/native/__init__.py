@@ -6,6 +6,7 @@ RuntimeError. Ops name their kernel where they are registered (latte/ops/registr
 
 from latte.ops.native.decay import decay_attention
 from latte.ops.native.delta import delta_attention
+from latte.ops.native.filters import kalman, selective_scan, state_space
 from latte.ops.native.kept import kept_attention, kept_select
 from latte.ops.native.latte import EMPTY, causal_latte
 from latte.ops.native.library import available, describe
@@ -28,6 +29,7 @@ __all__ = [
     "delta_attention",
     "describe",
     "diagonal_scan",
+    "kalman",
     "kept_attention",
     "kept_select",
     "memory_words",
@@ -36,7 +38,9 @@ __all__ = [
     "rglru",
     "rms_norm",
     "rotate",
+    "selective_scan",
     "stages",
+    "state_space",
     "swiglu",
     "window_attention",
     "words_of",

@@ -100,6 +100,23 @@ struct ScanBackward {
     const uint8_t *mask, *reset;
 };
 
+// Channels with N slots, see filters.h; `kind` is a cell of filters.cpp. in, y, dy and din are (B, T, D), `shared` (B, T, H, N) and
+// `par` (P, N, D). States are (B, N, S, D), and `kept` has one for every block of tokens, (B, blocks, N, S, D): that before it.
+// All are contiguous, and wider than the inputs where a cell says so.
+struct FilterForward {
+    int64_t is_double, threads, kind, B, T, D, N, cuts;
+    const void *in[2], *shared, *par, *h0;
+    void *y, *h1, *kept;
+    const uint8_t *mask, *reset;
+};
+
+struct FilterBackward {
+    int64_t is_double, threads, kind, B, T, D, N, cuts;
+    const void *in[2], *shared, *par, *kept, *dy, *dh1;
+    void *din[2], *dshared, *dpar, *dh0;  // dshared (cuts, B, T, N, H), dpar (B, N, P, D)
+    const uint8_t *mask, *reset;
+};
+
 // `decays` is the width of g: 0 (none), 1 (one a head) or K.
 struct DecayForward {
     int64_t is_double, threads, B, T, H, K, V, decays;

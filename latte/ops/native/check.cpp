@@ -24,6 +24,8 @@ DECLARE(kept_forward, KeptForward)
 DECLARE(kept_backward, KeptBackward)
 DECLARE(scan_forward, ScanForward)
 DECLARE(scan_backward, ScanBackward)
+DECLARE(filter_forward, FilterForward)
+DECLARE(filter_backward, FilterBackward)
 DECLARE(decay_forward, DecayForward)
 DECLARE(decay_backward, DecayBackward)
 DECLARE(delta_forward, DeltaForward)
@@ -247,6 +249,32 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
     token(&call);
 }
 
+template <class T, class R>
+void filters(Pool<T>& p, int64_t threads, int64_t kind, int64_t B, int64_t Tn, int64_t D, int64_t N, bool extra) {
+    const int64_t d = sizeof(T) == 8, S = kind == 1 ? 1 : 2, H = kind == 0 ? 0 : 2, P = kind == 0 ? 4 : kind, cuts = 3, blocks = (Tn + 63) / 64;
+    const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+    // Constants that decay (kind 1: exponents below 0), and second inputs, precisions and time steps above 0.
+    T *x = p.random(B * Tn * D, -2, 2), *w = kind == 0 ? nullptr : p.random(B * Tn * D, 0.1, 1);
+    R *shared = p.template random<R>(B * Tn * H * N, -1, 1), *h = p.template random<R>(B * N * S * D, 0.1, 1);
+    R* par = kind == 1 ? p.template random<R>(P * N * D, -1, 0) : p.template random<R>(P * N * D, 0.1, 0.6);
+    R* kept = p.template output<R>(B * blocks * N * S * D);
+    latte::FilterForward f{d, threads, kind, B, Tn, D, N, cuts, {x, w}, shared, par, h, p.output(B * Tn * D), p.template output<R>(B * N * S * D), kept, mask, reset};
+    filter_forward(&f);
+    latte::FilterBackward g{d, threads, kind, B, Tn, D, N, cuts, {x, w}, shared, par, kept, p.random(B * Tn * D, -1, 1),
+                            p.template random<R>(B * N * S * D, -1, 1), {p.output(B * Tn * D), kind == 0 ? nullptr : p.output(B * Tn * D)},
+                            p.template output<R>(cuts * B * Tn * H * N), p.template output<R>(B * P * N * D), p.template output<R>(B * N * S * D), mask, reset};
+    filter_backward(&g);
+}
+
+// The first kind computes in double precision, whatever its inputs are.
+template <class T>
+void check_filters(Pool<T>& p, int64_t threads, int64_t kind, int64_t B, int64_t Tn, int64_t D, int64_t N, bool extra) {
+    if (kind == 0)
+        filters<T, double>(p, threads, kind, B, Tn, D, N, extra);
+    else
+        filters<T, T>(p, threads, kind, B, Tn, D, N, extra);
+}
+
 template <class T>
 void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
     const int64_t d = sizeof(T) == 8, B = 2;
@@ -318,6 +346,10 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             latte::ScanBackward g{d, threads, B, Tn, D, reverse, a, x, p.in(B, Tn, 1, D, false), p.out(B, Tn, 1, D),
                                                   p.out(B, Tn, 1, D), h, p.random(B * D, -1, 1), p.output(B * D), mask, reset};
                             scan_backward(&g);
+                        });
+                    for (int64_t kind : {0, 1, 2})
+                        both<T>("filters", [&](Pool<T>& p, int64_t threads) {
+                            check_filters<T>(p, threads, kind, B, Tn, width * 11, 3, extra);
                         });
                     both<T>("rglru", [&](Pool<T>& p, int64_t threads) {
                         const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;

@@ -15,6 +15,8 @@
     X(kept_backward, KeptBackward) \
     X(scan_forward, ScanForward) \
     X(scan_backward, ScanBackward) \
+    X(filter_forward, FilterForward) \
+    X(filter_backward, FilterBackward) \
     X(decay_forward, DecayForward) \
     X(decay_backward, DecayBackward) \
     X(delta_forward, DeltaForward) \
@@ -93,7 +95,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 13; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 14; }
 // The stages of a program and their fields, a line for each: Python packs them by name.
 extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
