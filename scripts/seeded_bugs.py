@@ -565,15 +565,15 @@ MUTANTS = [
     Mutant(
         "the selective scan drops resets in blocks",
         SELECTIVE_PY,
-        "state=before, tokens=tokens, backend=backend)",
-        "state=before, backend=backend)",
+        "state=before, tokens=tokens)",
+        "state=before)",
         SELECTIVE,
     ),
     Mutant(
         "a block of the selective scan gets the state of the row",
         SELECTIVE_PY,
-        "A, h_BDP, part, backend)",
-        "A, state.h_BDP, part, backend)",
+        "A, h_BDP, part)",
+        "A, state.h_BDP, part)",
         SELECTIVE,
     ),
     Mutant(
