@@ -53,8 +53,9 @@ class PretrainedWindow(Window):
         q_BTHK, k_BTGK = self.family.queries_and_keys(self.attention, x_BTD, self.original)
         return q_BTHK.to(x_BTD.dtype), k_BTGK.to(x_BTD.dtype)
 
-    def set_rotary(self, value: Rotary) -> None:
-        self._rotary = value
+    def set_rotary(self, value: Rotary | None) -> None:
+        """None: the pretrained layer turns nothing."""
+        self._rotary, self.rope = value, value is not None
 
 
 class ExtendedMixer(LatteMixer):
@@ -100,7 +101,8 @@ class ExtendedMixer(LatteMixer):
     def turned(self, q_BTHK: Tensor, k_BTGK: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, int]:
         """Queries and keys turned by their places, and how many tokens back the pretrained layer saw."""
         window = self.pretrained
-        q_BTHK, k_BTGK = (window.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
+        if window.rope:
+            q_BTHK, k_BTGK = (window.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
         own = window.family.own_window(window.original, self.layer)
         return q_BTHK, k_BTGK, tokens.length if own is None else min(own, tokens.length)
 

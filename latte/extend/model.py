@@ -14,7 +14,6 @@ from latte.extend.families import family_of
 from latte.extend.layer import ExtendedAttention, ExtendedMixer, Reading, extend_layer
 from latte.layers.feeds import Feed
 from latte.layers.linear import TokenLinear
-from latte.layers.rotary import Rotary
 from latte.mixers import Mixer
 from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
@@ -150,7 +149,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         """
         body: Any = self.body
         stream = Stream(False, len(body.layers)) if stream is None else stream
-        x_BTD = embed(body.embed_tokens, input_ids, inputs_embeds)
+        x_BTD = self.family.enter(embed(body.embed_tokens, input_ids, inputs_embeds), self.base.config)
         tokens = tokens_of(x_BTD, attention_mask, reset, cache)
         if cache is not None and tokens.plain and mode == "extended" and not stream.asked and weights is None:
             hidden_BTD = self._engine.hidden(body, x_BTD, cache)
@@ -171,16 +170,11 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         return self.family.finish_logits(logits, self.base.config)
 
     def _set_rotary(self) -> None:
-        """Layers turn queries and keys as the pretrained model's own module would, whatever the place.
-
-        Frequencies are those of the configuration, in the precision that the pretrained model starts with.
-        """
+        """Layers turn queries and keys as the pretrained model's own module would, whatever the place."""
         with torch.device("cpu"):  # a model that is being loaded has no numbers yet
             module = type(self.base.model.rotary_emb)(self.base.config)
-        frequencies, known = module.inv_freq.double().tolist(), int(self.base.config.max_position_embeddings)
-        rotary = Rotary(tuple(frequencies), float(module.attention_scaling), rounded_below=known)
         for mixer in self.mixers:
-            mixer.pretrained.set_rotary(rotary)
+            mixer.pretrained.set_rotary(self.family.rotary(module, self.base.config, mixer.layer))
 
 
 AutoConfig.register(LatteExtendedConfig.model_type, LatteExtendedConfig, exist_ok=True)

@@ -43,6 +43,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 4.0,
     },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 20,
+        "final_logit_softcapping": 4.0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
+    "smollm3, own window": {
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 6,
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "phi3": {"model_type": "phi3", "sliding_window": 7},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.5,
+    },
 }
 
 

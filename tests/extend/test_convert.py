@@ -19,6 +19,7 @@ WAYS = [
     {"window": 4, "sinks": 2, "num_latents": 3, "feed": "conv", "coupled": True},
     {"window": 5, "sinks": 0, "num_latents": 2, "feed": "rglru", "coupled": False},
     {"window": 3, "sinks": 1, "num_latents": 2, "feed": "x", "coupled": True, "feed_norm": True},
+    {"window": 3, "sinks": 1, "num_latents": 2, "coupled": True, "kept": 4, "reach": 9},
 ]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -126,7 +127,9 @@ def test_angles_are_the_pretrained_models_own_within_its_context_and_exact_beyon
     width = 2 * len(rotary.frequencies)
     x = torch.randn(1, own, 1, width, generator=torch.Generator().manual_seed(0))
     place = torch.arange(own)[None]
-    cosine, sine = (table[:, :, None] for table in model.base.model.rotary_emb(x, place))
+    config = model.base.config
+    kind = [config.layer_types[0]] if config.model_type == "gemma3_text" else []
+    cosine, sine = (table[:, :, None] for table in model.base.model.rotary_emb(x, place, *kind))
     first, second = x.chunk(2, dim=-1)
     expected = x * cosine + torch.cat([-second, first], dim=-1) * sine
     assert_close(rotary.turn_to(x, place), expected, 3e-7)
@@ -188,7 +191,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(family: str) -> None:
 
 def test_refuses_what_it_cannot_convert() -> None:
     other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11))
-    with pytest.raises(UserError, match="type 'gpt2' can't be extended, expected one of gemma2, llama"):
+    with pytest.raises(UserError, match="type 'gpt2' can't be extended, expected one of gemma2, gemma3_text, granite"):
         convert(other, OPTIONS)
     model = small_model("llama")
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}

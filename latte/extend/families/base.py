@@ -11,6 +11,7 @@ from torch import Tensor
 
 from latte.errors import UserError
 from latte.layers.linear import split_heads
+from latte.layers.rotary import Rotary
 
 #: Rotary encodings whose frequencies stay the same whatever the length of the text.
 STEADY_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -37,12 +38,28 @@ class Family:
 
     def refusal(self, config: Any) -> str | None:
         """Why a model of this family can't be converted; None if it can."""
-        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if kind not in STEADY_ROTARY:
-            return f"its rotary encoding is {kind!r}, which depends on the text's length, expected one of " + ", ".join(
-                STEADY_ROTARY
-            )
+        for kind in self.rotary_kinds(config):
+            if kind not in STEADY_ROTARY:
+                known = ", ".join(STEADY_ROTARY)
+                return f"its rotary encoding is {kind!r}, which depends on the text's length, expected one of {known}"
         return None
+
+    def rotary_kinds(self, config: Any) -> list[str]:
+        """The kinds of rotary encoding that its layers have."""
+        return [(getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")]
+
+    def rotary(self, module: Any, config: Any, layer: int) -> Rotary | None:
+        """How a layer turns queries and keys, None if it does not; ``module`` is the model's own rotary encoding."""
+        return self.turning(module.inv_freq, module.attention_scaling, config)
+
+    def turning(self, frequencies_K: Tensor, stretch: float, config: Any) -> Rotary:
+        """Frequencies in the precision that the pretrained model starts with."""
+        known = int(config.max_position_embeddings)
+        return Rotary(tuple(frequencies_K.double().tolist()), float(stretch), rounded_below=known)
+
+    def enter(self, x_BTD: Tensor, config: Any) -> Tensor:
+        """What the model does to embeddings before the first layer."""
+        return x_BTD
 
     def heads(self, config: Any) -> tuple[int, int, int]:
         """Query heads, key-value heads, and the width of each."""

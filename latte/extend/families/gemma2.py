@@ -1,6 +1,6 @@
 """Gemma 2: capped logits in attention and at the end, queries with a scale of their own, alternating windows."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from latte.extend.families.base import Family, Shape, register
 @register
 class Gemma2(Family):
     model_types = ("gemma2",)
-    shape = Shape(
+    shape: ClassVar[Shape | None] = Shape(
         before=("input_layernorm", "pre_feedforward_layernorm"),
         after=("post_attention_layernorm", "post_feedforward_layernorm"),
     )
