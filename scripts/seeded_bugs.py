@@ -8,6 +8,8 @@ from typing import NamedTuple
 LATTE = ("tests/ops/test_latte.py", "tests/ops/test_forms.py", "-k", "latte")
 DECAY = ("tests/ops/test_decay.py", "tests/ops/test_forms.py", "-k", "decay or document_attention")
 WINDOW = ("tests/ops/test_window.py", "tests/ops/test_forms.py", "-k", "window or sinks or ring or softcap or queries")
+KEPT = ("tests/ops/test_kept.py",)
+KEPT_FORMS = ("tests/ops/test_kept.py", "tests/ops/test_forms.py", "-k", "kept or slot or best or events or cuts")
 SOFTMAX = ("tests/ops/test_window.py", "tests/ops/test_forms.py", "-k", "full_attention or softmax_attention")
 SCAN = ("tests/ops/test_scan.py", "tests/ops/test_forms.py", "-k", "scan or conv")
 MIXERS = ("tests/mixers/test_oracles.py",)
@@ -48,6 +50,9 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
+SELECTION, KEPT_PY, KEPT_STATE, KEPT_ATTEND = (
+    f"latte/ops/{name}.py" for name in ("kept_selection", "kept", "kept_state", "kept_attend")
+)
 GATED, LOG_KEY, DECAY_PY = "latte/ops/gated.py", "latte/ops/log_key.py", "latte/ops/decay.py"
 WINDOW_PY, SCAN_PY, TOKENS_PY = "latte/ops/window.py", "latte/ops/scan.py", "latte/tokens.py"
 SELECTIVE_PY, WKV_PY, COMPLEX_PY = "latte/ops/selective.py", "latte/ops/wkv.py", "latte/ops/complex_scan.py"
@@ -358,6 +363,115 @@ MUTANTS = [
         "gates = gates.to(q.dtype)",
         DECAY,
     ),
+    # Tokens kept behind the window.
+    Mutant(
+        "a token that was pushed out comes back with the next block",
+        SELECTION,
+        "(held_BGN, source_BGI[..., N:]),",
+        "(held_BGN, held_BGN.gather(-1, slot_BGC.clamp(max=N - 1))),",
+        KEPT,
+    ),
+    Mutant(
+        "a kept token leaves early", SELECTION, "fits_BGCI = (many_BGCI < N)", "fits_BGCI = (many_BGCI < N - 1)", KEPT
+    ),
+    Mutant(
+        "a kept token leaves one query early",
+        SELECTION,
+        "last_BGI = entered_I + seen.sum(dim=2)",
+        "last_BGI = entered_I + seen.sum(dim=2) - 1",
+        KEPT,
+    ),
+    Mutant(
+        "of equal scores the later is kept, in blocks",
+        SELECTION,
+        "better = (new > all_) | ((new == all_) & ~later_CI)",
+        "better = (new > all_) | ((new == all_) & later_CI)",
+        KEPT,
+    ),
+    Mutant(
+        "of equal scores the later is kept, in a step",
+        KEPT_PY,
+        "taken_B1G = there_B11 & (s_gone_B1G > least_BG[:, None])",
+        "taken_B1G = there_B11 & (s_gone_B1G >= least_BG[:, None])",
+        KEPT,
+    ),
+    Mutant(
+        "of the worst the earliest goes",
+        SELECTION,
+        "slot_BG = torch.where(score_BGN == least_BG1, order_BGN, -1).argmax(dim=-1)",
+        "slot_BG = torch.where(score_BGN == least_BG1, -order_BGN, torch.iinfo(order_BGN.dtype).min).argmax(dim=-1)",
+        KEPT,
+    ),
+    Mutant(
+        "a place is not capped in blocks",
+        KEPT_ATTEND,
+        "products = torch.where(beyond, others.unflatten(3, (-1, size)), products)",
+        "products = torch.where(beyond, products, products)",
+        KEPT,
+    ),
+    Mutant(
+        "a place is not capped in a step",
+        KEPT_PY,
+        "logits_BHN = torch.where(beyond_BHN, others_BHN, logits_BHN)",
+        "logits_BHN = torch.where(beyond_BHN, logits_BHN, logits_BHN)",
+        KEPT,
+    ),
+    Mutant(
+        "a key that is out of reach is carried as it was",
+        KEPT_STATE,
+        "beyond_BNG = count_B[:, None, None] - places_BNG > far.reach",
+        "beyond_BNG = count_B[:, None, None] - places_BNG > far.reach + 1",
+        KEPT_FORMS,
+    ),
+    Mutant(
+        "a score sees the future: tokens are chosen by what comes after them",
+        KEPT_PY,
+        "events = Events(sources.scores_BSG[:, N : N + T].detach()",
+        "events = Events(sources.scores_BSG[:, N + 1 : N + T + 1].detach()",
+        KEPT,
+    ),
+    Mutant(
+        "a token is kept while the window still sees it",
+        KEPT_PY,
+        "there_BT = (segment_BT >= 0) & (place_BT - reach.left >=",
+        "there_BT = (segment_BT >= 0) & (place_BT - reach.left + 1 >=",
+        KEPT,
+    ),
+    Mutant(
+        "sinks are kept a second time",
+        KEPT_PY,
+        "there_B11 = real_B11 & (place_B11 - left >= state.window.sink_keys_BNGK.shape[1])",
+        "there_B11 = real_B11 & (place_B11 - left >= 0)",
+        KEPT,
+    ),
+    Mutant(
+        "what was kept of one document is seen in the next",
+        SELECTION,
+        "seen = fitted & later_CI & (segment_BC[:, :, None] == segment_BI[:, None, :])[:, None]",
+        "seen = fitted & later_CI & (segment_BC >= 0)[:, None, :, None]",
+        KEPT,
+    ),
+    Mutant(
+        "a state keeps what is of another document",
+        KEPT_PY,
+        "places_BNG = torch.where(state.kept_places_BNG < left_B11, state.kept_places_BNG, -1)",
+        "places_BNG = state.kept_places_BNG",
+        KEPT_FORMS,
+    ),
+    Mutant(
+        "the scores of the ring stand in other slots",
+        KEPT_STATE,
+        "ring_BR = last_B1 - (last_B1 - slot_R) % max(left, 1)",
+        "ring_BR = last_B1 - (last_B1 + 1 - slot_R) % max(left, 1)",
+        KEPT_FORMS,
+    ),
+    Mutant(
+        "scores do not count in the logits of a step",
+        KEPT_PY,
+        "_per_query_head(weight_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
+        "0 * _per_query_head(weight_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
+        KEPT,
+    ),
     # The window.
     Mutant(
         "the window is one key short",
@@ -374,12 +488,16 @@ MUTANTS = [
         WINDOW,
     ),
     Mutant(
-        "logits in blocks are not scaled", WINDOW_PY, "_cap(q @ k, reach)", "_cap(q @ k / reach.scale, reach)", WINDOW
+        "logits in blocks are not scaled",
+        WINDOW_PY,
+        "scaled_and_capped(q @ k, reach)",
+        "scaled_and_capped(q @ k / reach.scale, reach)",
+        WINDOW,
     ),
     Mutant(
         "a step's logits are not capped",
         WINDOW_PY,
-        "return _cap((q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2), reach)",
+        "return scaled_and_capped((q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2), reach)",
         "return (q_BGRK @ k_BSGK.to(dtype).permute(0, 2, 3, 1)).flatten(1, 2) * reach.scale",
         WINDOW,
     ),

@@ -282,7 +282,8 @@ def kept_attention(
     axes.bind("q", q_BTHK, "BTHK")
     axes.bind("k", k_BTGK, "BTGK")
     axes.bind("v", v_BTGV, "BTGV")
-    sizes = axes.bind("s", s_BTG, "BTG")
+    # Scores may be wider than the rest: bfloat16 has eight bits to tell tokens apart.
+    sizes = axes.bind("s", s_BTG.to(q_BTHK.dtype) if s_BTG.dtype == compute_dtype(q_BTHK) else s_BTG, "BTG")
     if sink_query is not None:
         axes.bind("sink_query", sink_query, "BTHK")
     if weight is not None:

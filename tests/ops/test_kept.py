@@ -197,6 +197,19 @@ def test_the_state_does_not_depend_on_the_cuts(T, seed, cut):
     assert_states_close(state, whole)
 
 
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name.startswith("kept_attention")])
+def test_token_by_token_gives_what_one_pass_gives(name):
+    op, g = CAUSAL[name], generator(1)
+    inputs = op.make(g, 2, 30, torch.float64)
+    expected, whole = op.run(inputs, "reference")
+    outputs, state = [], None
+    for t in range(30):
+        y, state = op.run([x[:, t : t + 1] for x in inputs], state=state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, 1), expected)
+    assert_states_close(state, whole)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

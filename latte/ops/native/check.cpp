@@ -72,6 +72,14 @@ struct Pool {
         remember((char*)p, n, sizeof(U));
         return p;
     }
+    // Whole numbers of any sign: compared between runs, and never read as floating-point ones.
+    template <class U>
+    U* whole(int64_t n) {
+        U* p = (U*)raw(size_t(n) * sizeof(U));
+        memset((void*)p, 0, size_t(n) * sizeof(U));
+        outputs.push_back({(char*)p, size_t(n) * sizeof(U)});
+        return p;
+    }
     void remember(char* p, int64_t n, size_t size) {
         outputs.push_back({p, size_t(n) * size});
         (size == 8 ? doubles : singles).push_back({p, n});
@@ -415,9 +423,9 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             int64_t *place = p.template random<int64_t>(B * G * N, -2, 9), *segment = p.template random<int64_t>(B * Tn, 0, 1);
                             for (int64_t t = 0; extra && t < Tn; ++t) segment[t] = t > Tn - 3 ? -1 : t / 20;
                             uint8_t* there = p.flags(B * Tn, 0.8);
-                            int32_t *source = p.template output<int32_t>(B * blocks * G * I), *last = p.template output<int32_t>(B * blocks * G * I);
+                            int32_t *source = p.template whole<int32_t>(B * blocks * G * I), *last = p.template whole<int32_t>(B * blocks * G * I);
                             latte::KeptSelect s{d, threads, B, Tn, G, N, C, p.random(B * G * N, -1, 1), p.random(B * Tn * G, -1, 1), place, there,
-                                                segment, source, last, p.template output<int64_t>(B * G * N)};
+                                                segment, source, last, p.template whole<int64_t>(B * G * N)};
                             kept_select(&s);
                             auto q = p.in(B, Tn, H, D, extra), qf = p.in(B, Tn, H, D, extra), k = p.in(B, S, G, D, extra),
                                  kb = p.in(B, S, G, D, extra), v = p.in(B, S, G, V, extra), y = p.out(B, Tn, H, V);
