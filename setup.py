@@ -19,8 +19,8 @@ KERNELS = [path.as_posix() for path in sorted(Path(HERE).glob("*.cpp")) if path.
 HEADERS = [path.as_posix() for path in sorted(Path(HERE).glob("*.h"))]
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-fno-exceptions", "-g0"]
 X86 = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
 }
 
 

@@ -1004,6 +1004,20 @@ MUTANTS = [
         STEP,
     ),
     Mutant(
+        "the minimum of a block of weights is left out",
+        "latte/ops/native/blocks.h",
+        "to[0] = to[0] * d + m, to[1] = to[1] * d + m;",
+        "to[0] = to[0] * d + m, to[1] = to[1] * d;",
+        STEP,
+    ),
+    Mutant(
+        "other blocks of weights are not noticed",
+        GUARD,
+        "if not all(map(operator.is_, chain.from_iterable(map(dict.values, self._buffer_dicts)), self._buffers)):",
+        "if len(self._buffer_dicts) < 0:",
+        STEP,
+    ),
+    Mutant(
         "a convolution keeps its oldest input",
         RECURRENT_H,
         "memcpy(tail, past + D, size_t(kept - D) * sizeof(T));",

@@ -49,7 +49,7 @@ def run(recipe: ChatRecipe) -> Outcome:
 
     if recipe.state is not None and not Path(recipe.state).is_dir():
         raise UserError(f"there is no saved state {recipe.state}")
-    model, tokenizer = load_any(recipe.model)
+    model, tokenizer = load_any(recipe.model, weights=recipe.weights)
     conversation = Conversation(Reader(model, tokenizer, recipe.chunk), recipe.system)
     if recipe.state is not None:
         conversation.load(Path(recipe.state))

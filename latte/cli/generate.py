@@ -36,7 +36,7 @@ def run(recipe: GenerateRecipe) -> Outcome:
     from latte.loading import load_any
 
     with _prompt(recipe) as (file, size):
-        model, tokenizer = load_any(recipe.model)
+        model, tokenizer = load_any(recipe.model, weights=recipe.weights)
         reader = Reader(model, tokenizer, recipe.chunk)
         if recipe.load_state is not None:
             reader.load(Path(recipe.load_state))
@@ -60,7 +60,7 @@ def run_many(recipe: GenerateRecipe, path: Path) -> Outcome:
     from latte.loading import load_any
 
     prompts = read_prompts(path, recipe)
-    model, tokenizer = load_any(recipe.model)
+    model, tokenizer = load_any(recipe.model, weights=recipe.weights)
     answers = []
     for answer in continue_all(model, tokenizer, prompts, recipe.rows, lambda line: print(line, file=sys.stderr)):
         answers.append(asdict(answer))

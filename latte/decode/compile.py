@@ -12,6 +12,7 @@ from latte.decode.guard import Guard
 from latte.decode.program import Builder, Layout, Program
 from latte.decode.stages import STAGES, Out
 from latte.layers.hooks import unhooked
+from latte.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from latte.models.engine import Anatomy, Mixing, Mlp, Sublayer, Unfit
 from latte.ops import native
 
@@ -63,11 +64,8 @@ def _compile(b: Builder, body: Any, head: Any) -> Program:
     else:
         output = head.out_features
         b.norm(norm, stream, b.room("normed", width), width)
-        weight, bias = b.weight(head, "weight", output, width), None
-        if head.bias is not None:
-            bias = b.weight(head, "bias", output)
-        b.stage("Product", x="normed", width=width, w0=weight, bias0=bias, rows0=output, y0=native.OUTPUT)
-        b.work += output * width
+        fields = {f"{field}0": value for field, value in b.matrix(head, output, width).items()}
+        b.stage("Product", x="normed", width=width, y0=native.OUTPUT, **fields)
     words, room = b.finish()
     guard = Guard(b.modules, b.parents, b.weights, b.dropouts, table)
     vocabulary = 0 if table is None else table.num_embeddings
@@ -84,7 +82,7 @@ def _compile(b: Builder, body: Any, head: Any) -> Program:
 def _embed(b: Builder, body: Any, head: Any, width: int) -> tuple[nn.Embedding, int | None]:
     """Stages from the ids to the stream: the table, and where learned positions end."""
     kinds = (type(body), type(head))
-    if not b.anatomy.body_is_plain(body) or kinds[1] not in b.anatomy.products:
+    if not b.anatomy.body_is_plain(body) or kinds[1] not in (*b.anatomy.products, QuantizedLinear):
         raise Unfit(
             f"its body is a {kinds[0].__name__} and its head a {kinds[1].__name__}",
             lambda: (type(body), type(head)) == kinds,
@@ -92,15 +90,15 @@ def _embed(b: Builder, body: Any, head: Any, width: int) -> tuple[nn.Embedding, 
     b.note(body)
     b.note(head)
     table = b.child(body, "embed_tokens")
-    scale = b.anatomy.embedding_scale(table)
-    weight, positions, places = b.weight(table, "weight", table.num_embeddings, width), None, None
+    scale = table.scale if type(table) is QuantizedEmbedding else b.anatomy.embedding_scale(table)
+    (weight, number), positions, places = b.numbers(table, table.num_embeddings, width), None, None
     if body._modules.get("embed_positions") is not None:
         learned = b.child(body, "embed_positions", nn.Embedding)
         places = learned.num_embeddings
         positions = b.weight(learned, "weight", places, width)
         if learned.max_norm is not None:
             raise Unfit("learned positions have a max_norm", lambda: learned.max_norm is not None)
-    b.stage("Embed", y="stream", table=weight, positions=positions, width=width, scale=scale)
+    b.stage("Embed", y="stream", table=weight, format=number, positions=positions, width=width, scale=scale)
     if body._modules.get("embed_norm") is not None:
         b.norm(b.child(body, "embed_norm"), "stream", "stream", width)
     if "dropout" in body._modules:
@@ -125,7 +123,7 @@ def _sublayer(b: Builder, sublayer: Sublayer, width: int) -> None:
 
 def _mlp(b: Builder, mlp: Mlp, width: int, out: Out) -> None:
     module, first = mlp.module, "gate_proj" if mlp.gated else "up_proj"
-    inside = b.child(module, first, *b.anatomy.products).out_features
+    inside = b.child(module, first, *b.anatomy.products, QuantizedLinear).out_features
     wide = b.room("wide", inside)
     parts = [(module, name, inside, wide) for name in ((first, "up_proj") if mlp.gated else (first,))]
     b.product("normed", width, *parts, act=mlp.activation, gated=mlp.gated)

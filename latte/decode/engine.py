@@ -92,7 +92,7 @@ class DecodeEngine:
         whole = head is not None
         program, refused = self._programs.get(whole), self._refused.get(whole)
         if program is not None and program.body() is body and program.head is head and program.guard.holds():
-            return program if kernels_serve(program.guard.weights[0]) else None
+            return program if kernels_serve(program.like) else None
         if refused is not None and refused[1]():
             return None
         self._programs.pop(whole, None)  # or it would keep weights that were replaced

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from latte.layers.hooks import unhooked
+from latte.layers.quantized import Quantized
 
 
 class Guard:
@@ -42,6 +43,9 @@ class Guard:
         self._children = list(chain.from_iterable(map(dict.values, self._child_dicts)))
         self._parameter_dicts = [module._parameters for module in modules]
         self._parameters = list(chain.from_iterable(map(dict.values, self._parameter_dicts)))
+        # Weights in blocks are buffers.
+        self._buffer_dicts = [module._buffers for module in modules if isinstance(module, Quantized)]
+        self._buffers = list(chain.from_iterable(map(dict.values, self._buffer_dicts)))
         self._addresses = list(map(Tensor.data_ptr, weights))
         self._hooks_seen = -1  # torch's counter of hooks when these modules were last seen without one
 
@@ -65,6 +69,8 @@ class Guard:
             return False
         now = list(chain.from_iterable(map(dict.values, self._parameter_dicts)))
         if len(now) != len(self._parameters) or not all(map(operator.is_, now, self._parameters)):
+            return False
+        if not all(map(operator.is_, chain.from_iterable(map(dict.values, self._buffer_dicts)), self._buffers)):
             return False
         if self.table is not None and self.table.max_norm is not None:
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from latte.decode.guard import Guard
+from latte.layers.quantized import Quantized, QuantizedLinear
 from latte.layers.rotary import Rotary
 from latte.models.engine import Anatomy, Unfit
 from latte.ops import native
+from latte.ops.blocks import FORMATS
 from latte.state import State
 
 #: Where activations and parts of states start, counted in numbers and in bytes.
@@ -84,6 +87,11 @@ class Program:
     vocabulary: int  # 0 where embedded tokens are given
     places: int | None  # learned positions end here
     guard: Guard
+
+    @functools.cached_property
+    def like(self) -> Tensor:
+        """Of the dtype that the program computes in."""
+        return torch.empty(0, dtype=self.layout.dtype, device="cpu")
 
 
 class Builder:
@@ -186,14 +194,30 @@ class Builder:
         """x times the weights of projections, each given as owner, name, number of rows, and where the product goes."""
         fields: dict[str, Any] = {}
         for index, (owner, name, rows, y) in enumerate(parts):
-            layer = self.child(owner, name, *self.anatomy.products)
-            fields[f"w{index}"] = self.weight(layer, "weight", rows, width)
-            if layer.bias is not None:
-                fields[f"bias{index}"] = self.weight(layer, "bias", rows)
-            fields |= {f"rows{index}": rows, f"y{index}": y}
-            self.work += rows * width
+            layer = self.child(owner, name, *self.anatomy.products, QuantizedLinear)
+            fields |= {f"{field}{index}": value for field, value in self.matrix(layer, rows, width).items()}
+            fields[f"y{index}"] = y
+        if gated and fields["format0"] != fields["format1"]:
+            raise Unfit("a gate and what it multiplies are quantised in different formats")
         how: dict[str, Any] = {"act": native.ACTIVATIONS[act], "gated": gated, "added": added}
         self.stage("Product", beside=beside, x=x, width=width, **how, **fields)
+
+    def matrix(self, layer: Any, rows: int, width: int) -> dict[str, Any]:
+        """Fields of a projection: its weight, how that is kept, and its bias."""
+        bias = None if layer.bias is None else self.weight(layer, "bias", rows)
+        weight, number = self.numbers(layer, rows, width)
+        self.work += rows * width
+        return {"w": weight, "bias": bias, "rows": rows, "format": number}
+
+    def numbers(self, module: Any, rows: int, width: int) -> tuple[Tensor, int]:
+        """A matrix that the kernel reads, and the number of its format."""
+        if not isinstance(module, Quantized):
+            return self.weight(module, "weight", rows, width), 0
+        blocks, wanted = module.blocks, (rows, FORMATS[module.kind].row_bytes(width))
+        if blocks.shape != wanted or not blocks.is_contiguous() or self.dtype != torch.float32:
+            raise Unfit(f"blocks of {module.kind} have shape {tuple(blocks.shape)}, or the model is not in float32")
+        self.weights.append(blocks)
+        return blocks, native.BLOCK_FORMATS[module.kind]
 
     def angles(self, rotary: Rotary, nearest: int | None = None) -> str:
         """Cosines and sines of each token's place, computed once for all layers that turn alike."""

@@ -16,7 +16,7 @@ from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.eval.stream import Evaluation, Text, evaluate, longest_context
 from latte.files import require_file_place, write_text
-from latte.loading import load, load_any
+from latte.loading import load_any
 from latte.loading.layout import read_extension, read_recipe
 from latte.loading.weights import to_stderr
 from latte.recipe import DataRecipe, EvalRecipe
@@ -30,8 +30,7 @@ def run_eval(recipe: EvalRecipe, on_tokens: Any = lambda count: None) -> tuple[E
     """
     if recipe.out is not None:
         require_file_place(Path(recipe.out))
-    named = recipe.tokenizer is not None
-    model, tokenizer = load(recipe.model, recipe.tokenizer) if named else load_any(recipe.model)
+    model, tokenizer = load_any(recipe.model, tokenizer_name=recipe.tokenizer, weights=recipe.weights)
     text = read_text(recipe, tokenizer)
     contexts = recipe.contexts or default_contexts(recipe, model, text)
     result = evaluate(model, text, contexts, on_tokens=on_tokens)

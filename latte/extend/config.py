@@ -23,6 +23,7 @@ class LatteExtendedConfig(PreTrainedConfig):
         original: the pretrained model's configuration, as a dictionary with its ``model_type``.
         options: options of the mixer ``latte``, the same for all layers; ``num_latents`` counts those of one head.
         return_logits: whether ``forward`` gives logits beside a loss; by default (None) in eval mode only.
+        quantized: modules whose weights are blocks of few bits, and the blocks' format; ``model.quantize`` sets it.
         max_position_embeddings: there is no limit, whatever the pretrained model had.
 
     Raises:
@@ -42,6 +43,7 @@ class LatteExtendedConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     use_cache: bool = True
     return_logits: bool | None = None
+    quantized: dict[str, str] | None = None
     max_position_embeddings: int = NO_LIMIT
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

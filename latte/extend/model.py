@@ -19,6 +19,7 @@ from latte.models.cache import LatteCache
 from latte.models.causal_lm import CausalLM, Read
 from latte.models.inputs import embed, tokens_of
 from latte.models.loss import is_product
+from latte.models.quantize import make_quantized
 from latte.models.stream import Layers, Stream
 
 
@@ -46,6 +47,8 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         TokenLinear.take_over(self.base)
         if base is None:
             self.post_init()
+            if config.quantized:
+                make_quantized(self, config.quantized)
         else:
             self.base.tie_weights()
 

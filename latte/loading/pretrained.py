@@ -27,6 +27,7 @@ from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_
 from latte.hub import require_findable
 from latte.loading.models import check_weights, load, quiet, read_model, weight_files
 from latte.loading.weights import Say, to_stderr
+from latte.models.quantize import quantize_model
 from latte.recipe import DataRecipe
 
 SMOLLM2 = "smollm2-135m"
@@ -77,12 +78,28 @@ def load_original(name: str, say: Say = lambda message: None) -> Original:
     return _from_folder(_fetch(name, say), name.split("/")[-1])
 
 
-def load_any(name: str, say: Say = to_stderr) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_any(
+    name: str, say: Say = to_stderr, tokenizer_name: str | None = None, weights: str = "stored"
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """A causal language model in eval mode and its tokenizer: what :func:`load` or :func:`load_original` reads.
 
+    Args:
+        tokenizer_name: another tokenizer than the model's own.
+        weights: ``"int8"`` or ``"int4"`` turns the weights into blocks of few bits.
+
     Raises:
-        UserError: as those.
+        UserError: as those, or weights that are quantised already.
     """
+    model, tokenizer = load(name, tokenizer_name, say) if tokenizer_name is not None else _load_any(name, say)
+    if weights != "stored":
+        try:
+            quantize_model(model, weights)
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from error
+    return model, tokenizer
+
+
+def _load_any(name: str, say: Say) -> tuple[Any, PreTrainedTokenizerBase]:
     if not Path(name).is_dir() and (name == SMOLLM2 or Path(name).suffix.lower() == ".gguf"):
         original = load_original(name, say)
         return original.model.eval(), original.tokenizer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from latte.models.cache import LatteCache
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import given_tokens, padding_mask, resets_of
 from latte.models.loss import logits_loss, mean_loss, next_token_targets, summed_loss
+from latte.models.quantize import quantize_model, tie_blocks
 from latte.models.stream import Layers
 from latte.tokens import Tokens
 
@@ -202,6 +203,20 @@ class CausalLM(NoAttentionChoice, GenerationMixin):
         """
         logits = self._engine.logits(self.body, self.get_output_embeddings(), ids_BT, cache)
         return None if logits is None else self.finish_logits(logits)
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().tie_weights(*args, **kwargs)
+        tie_blocks(self)
+
+    def quantize(self, weights: str) -> Self:
+        """Turn the weights into blocks of ``"int8"`` or ``"int4"``, in place: a quarter or a sixth of the memory.
+
+        Activations and small parameters stay floats; the model can be saved and loaded, but not trained.
+
+        Raises:
+            ValueError: another name, or weights that are quantised already.
+        """
+        return quantize_model(self, weights)
 
     def decode_refusal(self) -> str | None:
         """Why the decode engine does not serve this model, and modules read its tokens; None if it does."""

@@ -50,6 +50,7 @@ class LatteConfig(PreTrainedConfig):
         max_position_embeddings: size of the learned table, and the longest document a model with one can read; always
             ``NO_LIMIT`` without one.
         return_logits: whether ``forward`` gives logits beside a loss; by default (None) in eval mode only.
+        quantized: modules whose weights are blocks of few bits, and the blocks' format; ``model.quantize`` sets it.
         bidirectional: every token sees the whole document: for classifiers.
         two_towers: the classifier compares two documents.
 
@@ -87,6 +88,7 @@ class LatteConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     use_cache: bool = True
     return_logits: bool | None = None
+    quantized: dict[str, str] | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

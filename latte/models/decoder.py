@@ -23,6 +23,7 @@ from latte.models.causal_lm import CausalLM, Read
 from latte.models.config import LatteConfig
 from latte.models.engine import Anatomy, new_engine
 from latte.models.inputs import embed, given_tokens, resets_of, tokens_of
+from latte.models.quantize import make_quantized
 from latte.models.stream import Layers, Stream
 from latte.modes import values_hidden
 from latte.tokens import Tokens
@@ -177,6 +178,8 @@ class LatteForCausalLM(LattePreTrainedModel, CausalLM, GenerationMixin):
         self.model = LatteModel(config)
         self.lm_head = TokenLinear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+        if config.quantized:
+            make_quantized(self, config.quantized)
 
     @property
     def body(self) -> LatteModel:

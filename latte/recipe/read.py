@@ -15,6 +15,8 @@ class EvalRecipe:
 
     model: str = "runs/latest"
     """A run's folder, a model's folder, or a name on the hub."""
+    weights: Literal["stored", "int8", "int4"] = "stored"
+    """Weights of 8 or 4 bits, to see what they cost; stored: as the model has them."""
     source: str | None = None
     """Text to evaluate on, as data.source of a training recipe; the default is the run's own validation part."""
     format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
@@ -50,6 +52,8 @@ class WriteRecipe:
 
     model: str = "runs/latest"
     """A run's folder, a model's folder, a GGUF file, smollm2-135m, or a name on the hub."""
+    weights: Literal["stored", "int8", "int4"] = "stored"
+    """Weights of 8 or 4 bits take less memory and time a token; stored: as the model has them."""
     max_new_tokens: int = 200
     """Maximum number of tokens to generate; 0 only reads the prompt."""
     temperature: float = 0.8

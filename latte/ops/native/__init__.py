@@ -4,6 +4,7 @@ Where the library was not built, `available()` is False and `describe()` says wh
 RuntimeError. Ops name their kernel where they are registered (latte/ops/registry.py).
 """
 
+from latte.ops.native.blocks import FORMATS as BLOCK_FORMATS
 from latte.ops.native.decay import decay_attention
 from latte.ops.native.delta import delta_attention
 from latte.ops.native.filters import kalman, selective_scan, state_space
@@ -19,6 +20,7 @@ from latte.ops.native.window import window_attention
 
 __all__ = [
     "ACTIVATIONS",
+    "BLOCK_FORMATS",
     "EMPTY",
     "FEW_ROWS",
     "OUTPUT",

@@ -207,13 +207,22 @@ struct NormBackward {
 
 constexpr int64_t kMatrices = 4;
 enum Activation { kIdentity, kSilu, kGeluTanh, kGelu };
+// How weights are kept: floats of the call's type, or blocks of few bits (blocks.h).
+enum Format { kFloats, kQ8_0, kQ4_0, kQ4_1, kQ4_K, kQ6_K };
+
+// A matrix (rows, K) in blocks as floats.
+struct UnpackBlocks {
+    int64_t threads, format, rows, K;
+    const void* blocks;
+    void* y;
+};
 
 // x (B, K) times up to kMatrices matrices (rows, K), transposed, and what `bias` holds added. `act` is applied to the first;
 // `gated`: the first y is that times the second. `added`: the products are added to what stands in y.
 struct Products {
     struct Part {
         const void *w, *bias;
-        int64_t rows;
+        int64_t rows, format;
         void* y;
     };
     int64_t is_double, threads, B, K, count, act, gated, added;

@@ -38,6 +38,7 @@ DECLARE(swiglu_backward, SwigluBackward)
 DECLARE(norm_forward, NormForward)
 DECLARE(norm_backward, NormBackward)
 DECLARE(products, Products)
+DECLARE(unpack_blocks, UnpackBlocks)
 DECLARE(token, Call)
 
 namespace {
@@ -219,7 +220,7 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
     const double* speeds = p.template random<double>(width, 0, 1);
     program.add(kAngles, stage::Angles{near, speeds, width, int64_t(1) << 62, extra ? 4 : 0, 1.2}, true);
     program.add(kAngles, stage::Angles{far, speeds, width, N + R, 0, 1.0}, true);
-    program.add(kEmbed, stage::Embed{stream, any(words * D), extra ? any((read + 99) * D) : nullptr, D, 1.5});
+    program.add(kEmbed, stage::Embed{stream, any(words * D), 0, extra ? any((read + 99) * D) : nullptr, D, 1.5});
     std::vector<Memory> memories;
     const int64_t taps = extra ? 3 : 1, tail = state.part<T>((taps - 1) * D), h = state.part<T>(D), sums = state.part<double>(H * M),
                   means = state.part<T>(H * M * K);
@@ -231,25 +232,25 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
             program.add(kConv, stage::Conv{normed, fed, any(D * taps), D, taps, tail}, true);
         else
             program.add(kRglru, stage::Rglru{normed, fed, any(2 * H * width * width), any(2 * D), any(D), H, width, 8.0, h}, true);
-        program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(G * K * D), extra ? any(G * K) : nullptr, G * K, v, any(H * K * D), nullptr, H * K, q,
-                                             any(G * K * D), nullptr, G * K, k});
+        program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(G * K * D), extra ? any(G * K) : nullptr, G * K, 0, v, any(H * K * D), nullptr, H * K, 0, q,
+                                             any(G * K * D), nullptr, G * K, 0, k});
         program.add(kNorm, stage::Norm{q, q, any(K), nullptr, K, H, 0, 0, 1e-6, 0});
         program.add(kKeep, stage::Keep{k, v, extra ? none : near, memory, G, K, K}, true);
-        program.add(kProduct, stage::Product{fed, D, 0, 0, 0, any(H * (M + 1) * D), nullptr, H * (M + 1), slots, any(H * M * D), nullptr, H * M, latent_k,
-                                             nullptr, nullptr, 0, none});
+        program.add(kProduct, stage::Product{fed, D, 0, 0, 0, any(H * (M + 1) * D), nullptr, H * (M + 1), 0, slots, any(H * M * D), nullptr, H * M, 0, latent_k,
+                                             nullptr, nullptr, 0, 0, none});
         const int64_t coupled = extra ? log_norm : none;
         program.add(kAttend, stage::Attend{q, extra ? none : near, extra ? none : far, seen, coupled, memory, H, G, K, K, window, 0.5, extra ? 3.0 : 0.0});
         program.add(kMerge, stage::Merge{seen, coupled, H, K, window});
         if (window >= 0)
             program.add(kLatents, stage::Latents{slots, latent_k, v, seen, coupled, mixed, extra ? any(H) : nullptr, H, G, M, K, sums, means});
         const int64_t from = window < 0 ? seen : mixed;
-        program.add(kProduct, stage::Product{from, H * K, 0, 0, 1, any(D * H * K), nullptr, D, stream, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+        program.add(kProduct, stage::Product{from, H * K, 0, 0, 1, any(D * H * K), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
         const int64_t I = width + 5;
-        program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, wide, any(I * D), nullptr, I, wide, nullptr, nullptr, 0, none});
-        program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, stream, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+        program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, 0, wide, any(I * D), nullptr, I, 0, wide, nullptr, nullptr, 0, 0, none});
+        program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     }
     program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 1e-6, 0});
-    program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, kOutput, nullptr, nullptr, 0, none, nullptr, nullptr, 0, none});
+    program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, 0, kOutput, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     const int64_t d = sizeof(T) == 8, rows = B * tokens;
     int64_t* count = p.template random<int64_t>(B, double(read), double(read) + 9);
     Call call{d, threads, B, tokens, program.words.data(), int64_t(program.words.size()), room.make(p, rows), p.template random<int64_t>(rows, 0, double(words)),
@@ -394,9 +395,25 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                         for (int64_t act : {latte::kIdentity, latte::kSilu, latte::kGeluTanh, latte::kGelu}) {
                             latte::Products m{d, threads, B, width, 2, act, extra, H == 1, any(B * width), width, {}};
                             const T *one = extra ? any(9) : nullptr, *two = extra ? any(9) : nullptr;
-                            m.part[0] = {any(9 * width), one, 9, p.output(B * 9)}, m.part[1] = {any(9 * width), two, 9, p.output(B * 9)};
+                            m.part[0] = {any(9 * width), one, 9, 0, p.output(B * 9)}, m.part[1] = {any(9 * width), two, 9, 0, p.output(B * 9)};
                             products(&m);
                         }
+                        if (sizeof(T) == 8) return;
+                        // Weights in blocks: bytes of numbers are any, halves are 2^-12.
+                        const int64_t sizes[5][3] = {{32, 34, 0}, {32, 18, 0}, {32, 20, 2}, {256, 144, 2}, {256, 210, 208}};
+                        for (int64_t format = 1; format <= 5; ++format)
+                            for (int64_t batch : {int64_t(1), B}) {
+                                const int64_t K = 2 * sizes[format - 1][0], bytes = sizes[format - 1][1], blocks = 9 * 2, last = sizes[format - 1][2];
+                                uint8_t* w = p.flags(blocks * bytes, 0.5);
+                                for (int64_t i = 0; i < blocks * bytes; ++i) w[i] = uint8_t(255 * uniform());
+                                for (int64_t i = 0; i < blocks; ++i)
+                                    for (int64_t at : {format == 5 ? last : int64_t(0), last}) w[i * bytes + at] = 0, w[i * bytes + at + 1] = 0x0c;
+                                latte::UnpackBlocks u{threads, format, 9, K, w, p.output(9 * K)};
+                                unpack_blocks(&u);
+                                latte::Products m{d, threads, batch, K, 2, latte::kSilu, extra, 0, any(batch * K), K, {}};
+                                m.part[0] = {w, nullptr, 9, format, p.output(batch * 9)}, m.part[1] = {w, nullptr, 9, format, p.output(batch * 9)};
+                                products(&m);
+                            }
                     });
                     for (int64_t read : {0, 700})  // short rows, and rows whose keys are cut in parts
                         both<T>("token", [&](Pool<T>& p, int64_t threads) { drive_token<T>(p, threads, H, width, extra, read, Tn % 3 + 1); });

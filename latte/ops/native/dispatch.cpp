@@ -29,6 +29,7 @@
     X(norm_forward, NormForward) \
     X(norm_backward, NormBackward) \
     X(products, Products) \
+    X(unpack_blocks, UnpackBlocks) \
     X(token, Call)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
@@ -68,7 +69,7 @@ bool allowed(const char* isa) {
 Table choose() {
 #ifdef LATTE_WITH_AVX512
     if (allowed("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))  // and with them f16c
         return {"avx512", LATTE_KERNELS(LATTE_AVX512)};
 #endif
 #ifdef LATTE_WITH_AVX2
@@ -95,7 +96,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 14; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 15; }
 // The stages of a program and their fields, a line for each: Python packs them by name.
 extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }

@@ -4,6 +4,7 @@
 // and share out all rows. A row of weights meets every row of the batch while it is in the first-level cache.
 #pragma once
 #include "args.h"
+#include "blocks.h"
 #include "norm.h"
 #include "work.h"
 
@@ -35,6 +36,38 @@ LATTE_INLINE void dots(const T* w, int64_t ld, const T* x, int64_t K, T* out, in
         sum[r] = s;
     }
     sum_lanes_of<kAtOnce, T>(sum, out);
+}
+
+// The same with weights in blocks. Turning them to floats takes longer than reading them: several rows go side by side, or each
+// sum would wait for itself.
+constexpr int64_t kAhead = 4;  // as many rows ahead, times those side by side
+template <class B, int n>
+LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t K, Vec<float>* sum) {
+    constexpr int W = kWidth<float>, vectors = int(B::numbers) / W;
+    Vec<float> s[n] = {};
+    // Rows side by side are short streams, which the machine does not see coming: what comes after them is fetched while they are
+    // worked on, in one stream.
+    const uint8_t* ahead = w + kAhead * n * ld;
+    for (int64_t c = 0; c < K; c += B::numbers, w += B::bytes) {
+        for (int64_t line = 0; line < n * B::bytes; line += 64) __builtin_prefetch(ahead + line);
+        ahead += n * B::bytes;
+        for (int r = 0; r < n; ++r) {
+            Sixteen weights[B::numbers / 16];
+            B::read(w + r * ld, weights);
+            Vec<float> pieces[vectors];
+            memcpy(pieces, weights, sizeof(weights));
+            for (int i = 0; i < vectors; ++i) s[r] = pieces[i] * load(x + c + i * W) + s[r];
+        }
+    }
+    for (int r = 0; r < n; ++r) sum[r] = s[r];
+}
+template <class B>
+LATTE_INLINE void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows) {
+    Vec<float> sum[kAtOnce] = {};
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) block_sums<B, 4>(w + r * ld, ld, x, K, sum + r);
+    for (; r < rows; ++r) block_sums<B, 1>(w + r * ld, ld, x, K, sum + r);
+    sum_lanes_of<kAtOnce, float>(sum, out);
 }
 
 // The same with n rows of the batch, xb apart, once the weights are in the cache; `out` holds kOut numbers for each.
@@ -80,7 +113,8 @@ class Rows {
         for (int64_t i = 0; i < g.count; ++i) first_[i + 1] = first_[i] + (g.part[i].rows + kAtOnce - 1) / kAtOnce;
         blocks_ = g.gated ? first_[1] : first_[g.count];
         // As many pieces for each thread: one left over would keep the others waiting.
-        const int64_t bytes = blocks_ * g.K * kAtOnce * int64_t(sizeof(T)) * (g.gated ? 2 : 1), turn = g.threads * kPiece;
+        const int64_t bytes = blocks_ * kAtOnce * row_bytes(g.part[0].format, g.K, sizeof(T)) * (g.gated ? 2 : 1);
+        const int64_t turn = g.threads * (g.part[0].format == kFloats ? kPiece : kPiece / 4);
         const int64_t pieces = g.threads * ((bytes + turn - 1) / turn);
         size_ = max64(1, (blocks_ + pieces - 1) / max64(1, pieces));
     }
@@ -93,6 +127,10 @@ class Rows {
             while (u >= first_[i + 1]) ++i;
             const Products::Part& part = g_.part[i];
             const int64_t n = (u - first_[i]) * kAtOnce, rows = min64(kAtOnce, part.rows - n);
+            if (part.format != kFloats && g_.B > 1) {
+                unpacked(part, n, rows);
+                continue;
+            }
             // The first row of the batch brings the weights from memory, in one stream; the others find them in the cache.
             some<0>(part, n, rows, 0);
             int64_t b = 1;
@@ -105,14 +143,18 @@ class Rows {
     // Rows n and on of a matrix with row b of the batch (together = 0), or with `together` of them.
     template <int together>
     LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b) const {
+        some<together>(part, n, rows, b, g_.part + 1, &part == g_.part);
+    }
+    template <int together>
+    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b, const Products::Part* second, bool first) const {
         constexpr int count = together ? together : 1;
         const bool gated = g_.gated, added = g_.added;
-        const int64_t act = &part == g_.part ? g_.act : int64_t(kIdentity);
-        const T *bias = (const T*)part.bias, *up_bias = gated ? (const T*)g_.part[1].bias : nullptr;
+        const int64_t act = first ? g_.act : int64_t(kIdentity);
+        const T *bias = (const T*)part.bias, *up_bias = gated ? (const T*)second->bias : nullptr;
         const T* x = (const T*)g_.x + b * g_.xb;
         T products[count * kOut<T>], gates[count * kOut<T>];
-        multiply<together>((const T*)part.w + n * g_.K, x, products, rows);
-        if (gated) multiply<together>((const T*)g_.part[1].w + n * g_.K, x, gates, rows);
+        multiply<together>(part, n, x, products, rows);
+        if (gated) multiply<together>(*second, n, x, gates, rows);
         for (int j = 0; j < count; ++j) {
             const T *out = products + j * kOut<T>, *up = gates + j * kOut<T>;
             T* y = (T*)part.y + (b + j) * part.rows + n;
@@ -130,11 +172,36 @@ class Rows {
         }
     }
     template <int together>
-    LATTE_INLINE void multiply(const T* w, const T* x, T* out, int64_t rows) const {
+    LATTE_INLINE void multiply(const Products::Part& part, int64_t n, const T* x, T* out, int64_t rows) const {
+        if constexpr (sizeof(T) == sizeof(float))
+            if (part.format != kFloats) {
+                const int64_t ld = row_bytes(part.format, g_.K, 4);
+                with_block(part.format, [=](auto block) __attribute__((always_inline)) {
+                    block_dots<decltype(block)>((const uint8_t*)part.w + n * ld, ld, (const float*)x, g_.K, (float*)out, rows);
+                });
+                return;
+            }
+        const T* w = (const T*)part.w + n * g_.K;
         if constexpr (together == 0)
             dots(w, g_.K, x, g_.K, out, rows);
         else
             dots_together<together>(w, g_.K, x, g_.xb, g_.K, out, rows);
+    }
+
+    // Rows of weights in blocks become floats once for all rows of the batch.
+    void unpacked(const Products::Part& part, int64_t n, int64_t rows) const {
+        const int64_t K = g_.K, matrices = g_.gated ? 2 : 1;
+        Scratch mem(matrices * room(kAtOnce * K, sizeof(T)));
+        Products::Part floats[2] = {part, g_.part[1]};
+        for (int64_t i = 0; i < matrices; ++i) {
+            const Products::Part& from = i ? g_.part[1] : part;
+            const int64_t ld = row_bytes(from.format, K, 4);
+            T* to = mem.take<T>(kAtOnce * K);
+            for (int64_t r = 0; r < rows; ++r) read_row(from.format, (const char*)from.w + (n + r) * ld, (float*)(to + r * K), K);
+            // As if the matrix began here: its rows are counted from n.
+            floats[i].w = to - n * K, floats[i].format = kFloats;
+        }
+        for (int64_t b = 0; b < g_.B; ++b) some<0>(floats[0], n, rows, b, &floats[1], &part == g_.part);
     }
 
     static constexpr int64_t kPiece = 262144;  // bytes: long enough to be read as one stream, some fifteen microseconds

@@ -21,7 +21,7 @@ def products(x: Tensor, weights: Sequence[Tensor], threads: int = 1) -> list[Ten
     x = library.rows(x)
     fields = [int(x.dtype == torch.float64), threads, *x.shape, len(weights), 0, 0, 0, x.data_ptr(), x.stride(0)]
     for weight, y in zip(weights, outputs, strict=True):
-        fields += (weight.data_ptr(), 0, weight.shape[0], y.data_ptr())
-    fields += (0,) * (4 * (MATRICES - len(weights)))
+        fields += (weight.data_ptr(), 0, weight.shape[0], 0, y.data_ptr())
+    fields += (0,) * (5 * (MATRICES - len(weights)))
     library.kernel("products")(fields)
     return outputs

@@ -17,14 +17,15 @@
     I(partial)                    /* numbers that the widest attention stage needs for a part of a row's keys */
 
 // x = table[id], or what the caller gives; positions: added by place, or null; scale: of the sum's first part.
-#define LATTE_FIELDS_Embed(I, R, W, X, S) X(y) W(table) W(positions) I(width) R(scale)
+#define LATTE_FIELDS_Embed(I, R, W, X, S) X(y) W(table) I(format) W(positions) I(width) R(scale)
 #define LATTE_FIELDS_Given(I, R, W, X, S) X(y) I(width)
 // y = x / rms(x) . (weight + plus) for each of `groups` parts of a row; `centred`: LayerNorm, with the mean taken out. `added`: to y.
 #define LATTE_FIELDS_Norm(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(groups) I(centred) I(added) R(eps) R(plus)
 // x times up to three matrices (rows, width), transposed. `act` is applied to the first; `gated`: and multiplied by the second.
-// `added`: to what stands in y.
+// `added`: to what stands in y. format: how weights are kept (args.h).
 #define LATTE_FIELDS_Product(I, R, W, X, S) \
-    X(x) I(width) I(act) I(gated) I(added) W(w0) W(bias0) I(rows0) X(y0) W(w1) W(bias1) I(rows1) X(y1) W(w2) W(bias2) I(rows2) X(y2)
+    X(x) I(width) I(act) I(gated) I(added) W(w0) W(bias0) I(rows0) I(format0) X(y0) \
+    W(w1) W(bias1) I(rows1) I(format1) X(y1) W(w2) W(bias2) I(rows2) I(format2) X(y2)
 // A causal convolution of each channel: weight (width, taps), the present token's tap last; tail: the last taps - 1 inputs.
 #define LATTE_FIELDS_Conv(I, R, W, X, S) X(x) X(y) W(weight) I(width) I(taps) S(tail)
 // The RG-LRU with its gates: weight (2, heads, width, width), bias (2, heads, width), decay (heads * width).

@@ -31,10 +31,15 @@ class Stage<stage::Embed, T> : public RowTask<T> {
   protected:
     void row(int64_t r) override {
         const int64_t D = s_.width, place = this->f_.place(r / this->f_.g.B, r % this->f_.g.B);
-        const T* from = (const T*)s_.table + ((const int64_t*)this->f_.g.input)[r] * D;
+        const int64_t id = ((const int64_t*)this->f_.g.input)[r];
         const T* position = s_.positions ? (const T*)s_.positions + place * D : nullptr;
         T *to = this->f_.at(s_.y) + r * D, scale = T(s_.scale);
-        for (int64_t c = 0; c < D; ++c) to[c] = scale * from[c] + (position ? position[c] : T(0));
+        const char* from = (const char*)s_.table + id * row_bytes(s_.format, D, sizeof(T));
+        if (s_.format == kFloats)
+            memcpy(to, from, size_t(D) * sizeof(T));
+        else
+            read_row(s_.format, from, (float*)to, D);  // only in single precision
+        for (int64_t c = 0; c < D; ++c) to[c] = scale * to[c] + (position ? position[c] : T(0));
     }
 
   private:
@@ -99,7 +104,7 @@ class Stage<stage::Product, T> : public Task<T> {
   public:
     Stage(const Frame<T>& f, const stage::Product& s)
         : p_{f.g.is_double, f.g.threads, f.rows, s.width, s.w2 ? 3 : s.w1 ? 2 : 1, s.act, s.gated, s.added, f.at(s.x), s.width,
-             {{s.w0, s.bias0, s.rows0, f.at(s.y0)}, {s.w1, s.bias1, s.rows1, f.at(s.y1)}, {s.w2, s.bias2, s.rows2, f.at(s.y2)}, {}}},
+             {{s.w0, s.bias0, s.rows0, s.format0, f.at(s.y0)}, {s.w1, s.bias1, s.rows1, s.format1, f.at(s.y1)}, {s.w2, s.bias2, s.rows2, s.format2, f.at(s.y2)}, {}}},
           rows_(p_) {}
     int64_t pieces() const override { return rows_.pieces(); }
     void run(int64_t piece) override { rows_(piece); }
