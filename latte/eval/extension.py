@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import statistics
 from collections.abc import Callable
@@ -10,13 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from latte.eval.decode_timing import random_cache, random_ids, read_context, time_tokens
-from latte.eval.generate import Reader
 from latte.eval.judging import check_retrieval, check_texts, still_valid
+from latte.eval.retrieval import ONE_FACT, retrieve
 from latte.eval.stream import Text, evaluate, state_bytes
 from latte.files import write_text
 from latte.recipe import JudgeRecipe
@@ -26,10 +23,6 @@ GAP_CLOSED = "gap closed"  # a row of the results beside those of the four model
 VALIDATION, LONG = "validation", "one long text"  # names of texts: the corpus's held-out part, and one document of it
 RETRIEVAL = "retrieval"  # beside texts where contexts are listed that could not be measured
 WARM_UP = 4  # tokens decoded before the timed ones
-DEPTHS = (0.1, 0.5, 0.9)
-STATEMENT, QUESTION = " The secret word of the {place} is {word}.", " The secret word of the {place} is"
-PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "bridge")
-WORDS = ("apple", "silver", "window", "horse", "candle", "winter", "button", "bread")
 
 
 @dataclass(frozen=True)
@@ -76,13 +69,19 @@ def judge(
                     once(f"perplexity of {who.name} on {name} at {length}", perplexity, who.model, part, length)
         if who.name != WINDOW:
             for length in (length for length in recipe.retrieval_contexts if length <= min(within, room)):
-                given = (who.model, tokenizer, filler, length, recipe.retrieval_trials)
-                once(f"retrieval by {who.name} at {length}", retrieve, *given)
+                for task in recipe.retrieval_tasks:
+                    given = (who.model, tokenizer, filler, length, recipe.retrieval_trials, task)
+                    once(retrieval_key(task, who.name, length), retrieve, *given)
         if who.name in (ORIGINAL, EXTENDED):
             for length in recipe.decode_contexts:
                 once(f"decoding of {who.name} at {length}", decode_cost, who.model, length, recipe.decode_tokens)
     longest = next((who.longest for who in contenders if who.name == ORIGINAL), None)
     return {**summary(found, list(texts), recipe, own_context, longest), "unreached": missing}
+
+
+def retrieval_key(task: str, name: str, context: int) -> str:
+    """The name of a measurement of retrieval."""
+    return f"retrieval {'' if task == ONE_FACT else f'of {task} '}by {name} at {context}"
 
 
 def unreached(texts: dict[str, Text], recipe: JudgeRecipe) -> dict[str, list[int]]:
@@ -109,8 +108,7 @@ def check_judge(recipe: JudgeRecipe, tokenizer: PreTrainedTokenizerBase, texts: 
         UserError: a text without tokens, or a context without room for a fact and a question.
     """
     check_texts(texts)
-    longest = max(PLACES, key=len)
-    check_retrieval(recipe, tokenizer, STATEMENT.format(place=longest, word=WORDS[0]), QUESTION.format(place=longest))
+    check_retrieval(recipe, tokenizer)
 
 
 def contexts_for(who: Contender, text: str, recipe: JudgeRecipe) -> list[int]:
@@ -160,11 +158,9 @@ def summary(
     return {
         "perplexity": perplexity,
         "positions": positions,
-        "retrieval": {
-            name: {
-                str(c): found[key] for c in recipe.retrieval_contexts if (key := f"retrieval by {name} at {c}") in found
-            }
-            for name in names
+        "retrieval": _retrieval(found, ONE_FACT, recipe),
+        "retrieval_tasks": {
+            task: _retrieval(found, task, recipe) for task in recipe.retrieval_tasks if task != ONE_FACT
         },
         "decoding": {
             name: {str(c): found[key] for c in recipe.decode_contexts if (key := f"decoding of {name} at {c}") in found}
@@ -174,41 +170,12 @@ def summary(
     }
 
 
-@torch.no_grad()
-def retrieve(
-    model: Any, tokenizer: PreTrainedTokenizerBase, filler: list[np.ndarray], context: int, trials: int
-) -> dict[str, dict[str, float]]:
-    """How well the model predicts, at the end of a text, a word that was stated at some depth of it; by depth.
-
-    ``recall``: fraction of trials in which the word is the most probable of all eight; ``log_probability``: the word's.
-    """
-    encode = lambda text: tokenizer(text, add_special_tokens=False).input_ids  # noqa: E731
-    ground = np.concatenate(filler).tolist()
-    result = {}
-    for depth in DEPTHS:
-        recalled, scores = [], []
-        for trial in range(trials):
-            place, word = PLACES[trial % len(PLACES)], WORDS[(3 * trial + 1) % len(WORDS)]
-            statement, question = encode(STATEMENT.format(place=place, word=word)), encode(QUESTION.format(place=place))
-            room = context - len(statement) - len(question) - 8
-            start = trial * 997 % max(1, len(ground) - room)
-            around = ground[start : start + room]
-            cut = int(depth * len(around))
-            reader = Reader(model, tokenizer)
-            reader.read_ids([*around[:cut], *statement, *around[cut:], *question])
-            by_word = {other: _log_probability(reader, encode(f" {other}")) for other in WORDS}
-            recalled.append(max(by_word, key=lambda other: by_word[other]) == word)
-            scores.append(by_word[word])
-        result[str(depth)] = {"recall": statistics.mean(recalled), "log_probability": statistics.mean(scores)}
-    return result
-
-
-def _log_probability(reader: Reader, ids: list[int]) -> float:
-    """Mean log-probability per token of a continuation; the reader's state is not changed."""
-    cache = copy.deepcopy(reader.cache)
-    rows = torch.tensor([[reader.waiting, *ids]], device=reader.model.device)
-    logits = reader.model(input_ids=rows[:, :-1], past_key_values=cache, use_cache=True).logits
-    return float(logits.float().log_softmax(-1)[0, torch.arange(len(ids)), rows[0, 1:]].mean())
+def _retrieval(found: dict[str, Any], task: str, recipe: JudgeRecipe) -> dict[str, Any]:
+    """Cells of a task by contender and context."""
+    return {
+        name: {str(c): found[key] for c in recipe.retrieval_contexts if (key := retrieval_key(task, name, c)) in found}
+        for name in (ORIGINAL, WINDOW, SINKS, EXTENDED)
+    }
 
 
 def decode_cost(model: Any, context: int, tokens: int) -> dict[str, float]:

@@ -55,15 +55,27 @@ class Gap:
 
 @contextmanager
 def _closed(model: LatteExtendedForCausalLM) -> Iterator[None]:
-    """Close the latents: the model attends to its window and sinks alone."""
+    """Close the latents and drop the kept tokens: the model attends to its window and sinks alone."""
+    windows = [mixer.pretrained for mixer in model.mixers]
+    sizes = [window.kept for window in windows]
     biases = [mixer.slot0_bias for mixer in model.mixers if mixer.slot0_bias is not None]
-    kept: list[Tensor] = [bias.detach().clone() for bias in biases]
-    with torch.no_grad():
-        for bias in biases:
-            bias.fill_(CLOSED)
+    values: list[Tensor] = [bias.detach().clone() for bias in biases]
+    close_latents(model)
+    for window in windows:
+        window.kept = 0
     try:
         yield
     finally:
         with torch.no_grad():
-            for bias, value in zip(biases, kept, strict=True):
+            for bias, value in zip(biases, values, strict=True):
                 bias.copy_(value)
+        for window, size in zip(windows, sizes, strict=True):
+            window.kept = size
+
+
+@torch.no_grad()
+def close_latents(model: LatteExtendedForCausalLM) -> None:
+    """Give the latents a weight of exactly 0."""
+    for mixer in model.mixers:
+        if mixer.slot0_bias is not None:
+            mixer.slot0_bias.fill_(CLOSED)

@@ -8,12 +8,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from latte.errors import UserError
+from latte.eval.retrieval import DEPTHS, longest_trial
 from latte.eval.stream import Text
 from latte.files import digest_json
 from latte.recipe import JudgeRecipe
 
 SETTINGS = "settings"  # the key of the digests in the file of measurements
-MARGIN = 8  # tokens of a retrieval's context that stay free
 
 
 def check_texts(texts: dict[str, Text]) -> None:
@@ -27,18 +27,18 @@ def check_texts(texts: dict[str, Text]) -> None:
             raise UserError(f"there is no text to measure on in {name}")
 
 
-def check_retrieval(recipe: JudgeRecipe, tokenizer: PreTrainedTokenizerBase, statement: str, question: str) -> None:
-    """Refuse retrieval contexts that are too short for the fact and the question.
+def check_retrieval(recipe: JudgeRecipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse retrieval contexts that are too short for what is stated and the question.
 
     Raises:
         UserError: a context without room.
     """
-    longest = sum(len(tokenizer(text, add_special_tokens=False).input_ids) for text in (statement, question)) + MARGIN
+    longest = longest_trial(tokenizer, recipe.retrieval_tasks, recipe.retrieval_trials)
     for context in recipe.retrieval_contexts:
         if context <= longest:
             raise UserError(
-                f"judge.retrieval_contexts has {context}, expected more than {longest}, the tokens of a fact and a "
-                "question"
+                f"judge.retrieval_contexts has {context}, expected more than {longest}, the tokens of what is stated "
+                "and the question"
             )
 
 
@@ -49,7 +49,8 @@ def still_valid(found: dict[str, Any], texts: dict[str, Text], recipe: JudgeReci
     """
     digests = {name: _digest(text) for name, text in texts.items()}
     now = {f"perplexity of {{}} on {name} at": digest for name, digest in digests.items()}
-    now |= {"retrieval by": digest_json([recipe.retrieval_trials, next(iter(digests.values()))])}
+    retrieval = digest_json([recipe.retrieval_trials, DEPTHS, next(iter(digests.values()))])
+    now |= {"retrieval by": retrieval, "retrieval of": retrieval}
     now |= {"decoding of": digest_json(recipe.decode_tokens)}
     before = found.get(SETTINGS, now)
     changed = [kind for kind, digest in now.items() if before.get(kind) != digest]

@@ -5,6 +5,7 @@ Only the latents' queries and keys, what feeds them, and slot 0's part of the so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,7 +124,7 @@ class ExtendedMixer(LatteMixer):
             q_BTHK, k_BTGK = self.pretrained.queries_and_keys(x_BTD)
             v_BTGV = self.values(x_BTD)
             target_BTD = self.project(self._attend_to_all(q_BTHK, k_BTGK, v_BTGV, tokens), x_BTD)
-            scores = self.pretrained.scores(x_BTD)
+            scores = self.pretrained.scores(x_BTD, tokens)
             windowed = Windowed(*self.pretrained.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens, scores))
         y_BTHV, _, _ = self.add_latents(x_BTD, v_BTGV, windowed, None, tokens)
         error = (self.project(y_BTHV, x_BTD) - target_BTD).square().sum()
@@ -141,6 +142,7 @@ class Reading:
     losses: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, Tensor] | None = None  # of attention, filled where they are wanted
     share: float | None = None  # for "open"
+    visit: Callable[[ExtendedMixer, Tensor, Tokens], None] | None = None  # called with each layer's input
 
 
 class ExtendedAttention(nn.Module):
@@ -154,6 +156,8 @@ class ExtendedAttention(nn.Module):
         mixer, layer, x_BTD = self.mixer, self.mixer.layer, hidden_states
         if reading.weights is not None:
             reading.weights[layer] = mixer_weights(mixer, x_BTD, reading.tokens)
+        if reading.visit is not None:
+            reading.visit(mixer, x_BTD, reading.tokens)
         if reading.mode == "extended":
             (state,) = (None,) if reading.before is None else reading.before[layer]
             y_BTD, after = mixer(x_BTD, state, reading.tokens)

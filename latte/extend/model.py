@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from latte.models.inputs import embed, tokens_of
 from latte.models.loss import is_product
 from latte.models.quantize import make_quantized
 from latte.models.stream import Layers, Stream
+from latte.tokens import Tokens
 
 
 class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
@@ -145,6 +147,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         share: float | None = None,
         stream: Stream | None = None,
         weights: dict[int, Tensor] | None = None,
+        visit: Callable[[ExtendedMixer, Tensor, Tokens], None] | None = None,
     ) -> tuple[Tensor, Reading]:
         """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`.
 
@@ -159,7 +162,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
             if hidden_BTD is not None:
                 return hidden_BTD, Reading(tokens, None)
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
-        reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights)
+        reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights, visit=visit)
         for layer in body.layers:
             stream.add(x_BTD)
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)

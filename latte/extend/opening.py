@@ -38,7 +38,7 @@ def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, share: floa
     window, heads = mixer.pretrained, mixer.config.num_heads
     q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
     v_BTGV = mixer.values(x_BTD)
-    windowed = Windowed(*window.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens))
+    windowed = Windowed(*window.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens, window.scores(x_BTD, tokens)))
     here_BTH = windowed.log_norm_BTH
     if isinstance(mixer.feed, ConvFeed):
         mixer.feed.weight.zero_()
@@ -62,7 +62,7 @@ def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, share: floa
 
     assert mixer.slot0_bias is not None
     away_BTH = (z_ND @ rows[:, 1:].flatten(0, 1).T).unflatten(-1, (heads, -1)).logsumexp(-1).view_as(here_BTH)
-    behind_BT = tokens.place_BT > window.size + window.sinks
+    behind_BT = tokens.place_BT > window.size + window.sinks + window.kept
     if share is not None or not bool(behind_BT.any()):
         part = 0.1 if share is None else share
         coupled_BTH = here_BTH if mixer.options.coupled else torch.zeros_like(here_BTH)

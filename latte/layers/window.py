@@ -13,8 +13,12 @@ from latte.layers.linear import Linear, split_heads
 from latte.layers.rotary import Rotary, rotary
 from latte.modes import values_hidden
 from latte.ops import Far, KeptState, WindowState, kept_attention, window_attention
+from latte.ops.numbers import compute_dtype
 from latte.shapes import require_divides
 from latte.tokens import Tokens
+
+#: Tokens to which recencies refer: a weight of a single token would be too small for narrow types.
+PLACES = 1000
 
 
 class Window(nn.Module):
@@ -23,9 +27,9 @@ class Window(nn.Module):
     Sinks are looked at from place min(t, sinks + size): as if right behind a full window, however far they are, because
     a pretrained model was trained on no other distances.
 
-    Behind the window ``kept`` tokens stay in sight, those with the best scores W_s x per key/value head; the scores,
-    times a learned weight, are added to their logits. A kept token further back than ``reach`` is looked at as if it
-    were that far.
+    Behind the window ``kept`` tokens stay in sight, those with the best scores W_s x + r place per key/value head; the
+    scores, times a learned weight, are added to their logits. With a recency r > 0 a token needs a better score the
+    older it is. A kept token further back than ``reach`` is looked at as if it were that far.
     """
 
     def __init__(
@@ -59,10 +63,14 @@ class Window(nn.Module):
         self.kept, self.reach, self.first_score_weight = kept, reach, score_weight
         self.score_proj = Linear(config.hidden_size, config.kv_heads) if kept else None
         self.score_weight = nn.Parameter(torch.full((config.kv_heads,), float(score_weight))) if kept else None
+        # By how much a token's score exceeds that of a token PLACES earlier with the same content.
+        self.score_recency = nn.Parameter(torch.zeros(config.kv_heads)) if kept else None
 
     def reset_parameters(self) -> None:
         if self.score_weight is not None:
             init.constant_(self.score_weight, self.first_score_weight)
+        if self.score_recency is not None:
+            init.zeros_(self.score_recency)
 
     def _build_projections(self) -> None:
         config = self.config
@@ -86,15 +94,19 @@ class Window(nn.Module):
             return KeptState.empty(like_BTD, self.size, self.sinks, self.kept, heads, width, width)
         return WindowState.empty(like_BTD, self.size, self.sinks, heads, width, width)
 
-    def scores(self, x_BTD: Tensor) -> Tensor | None:
-        """How much each token is worth keeping, (B, T, G); None where nothing is kept."""
-        return None if self.score_proj is None else self.score_proj(x_BTD)
+    def scores(self, x_BTD: Tensor, tokens: Tokens) -> Tensor | None:
+        """How much each token is worth keeping, (B, T, G), at least float32; None where nothing is kept."""
+        if not self.kept or self.score_proj is None or self.score_recency is None:
+            return None
+        wide = compute_dtype(x_BTD)
+        place_BT1 = tokens.place_BT[..., None].to(wide) / PLACES
+        return torch.addcmul(self.score_proj(x_BTD).to(wide), place_BT1, self.score_recency.to(wide))
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | KeptState | None, tokens: Tokens
     ) -> tuple[Tensor, Tensor, WindowState | KeptState | None]:
         """Means of values (B, T, H, V), logs of their normalisers (B, T, H), and the state after these tokens."""
-        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, tokens, self.scores(x_BTD))
+        return self.attend(*self.queries_and_keys(x_BTD), v_BTGV, state, tokens, self.scores(x_BTD, tokens))
 
     def attend(
         self,

@@ -22,6 +22,8 @@ OUT/                     written by latte compare: a run's folder for each model
 OUT-run/                 written by latte extend: config.yaml, data.json, a run's folder for each stage, and
   check.json             largest differences between the logits of the converted and the pretrained model
   judge.json             every measurement, written as soon as it is made
+  frontier.json          the same, of the comparison at equal memory
+  remember/              scores of the tokens to keep: scores/, metrics.jsonl by row, layers.json
   results.json           all figures; also in OUT, beside the extended model, its recipe.yaml and report.html
   STAGE/layers.json      distance of each layer from the pretrained one after the stage
   STAGE/layers_before.json   the same before the first stage
@@ -43,7 +45,7 @@ EVAL, SAMPLES, TRAINING_SAMPLES = "eval.json", "samples.json", "samples.jsonl"
 COMPARED, COMPARISON = "compare.json", "results.json"
 #: In the comparison's folder: losses of the search for learning rates, and speeds of all models.
 SEARCH, SPEEDS = "search", "speeds.json"
-CHECK, JUDGED, EXTENSION_RESULTS = "check.json", "judge.json", "results.json"
+CHECK, JUDGED, FRONTIER, EXTENSION_RESULTS = "check.json", "judge.json", "frontier.json", "results.json"
 RECIPE = "recipe.yaml"  # beside an extended model
 LAYERS_BEFORE, LAYERS = "layers_before.json", "layers.json"
 

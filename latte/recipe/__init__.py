@@ -1,7 +1,7 @@
 """Recipes: every setting of a run, typed and documented. Imports nothing heavy, so that --help is fast."""
 
 from latte.recipe.compare import CompareRecipe
-from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, StageRecipe
+from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe, RememberRecipe, StageRecipe
 from latte.recipe.files import anchored, flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
 from latte.recipe.show import SERVING_SUITES, TIMED_SUITES, BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
@@ -28,6 +28,7 @@ __all__ = [
     "ReadRecipe",
     "RecallRecipe",
     "Recipe",
+    "RememberRecipe",
     "ReportRecipe",
     "StageRecipe",
     "TaskName",

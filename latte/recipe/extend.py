@@ -12,6 +12,8 @@ from latte.recipe.train import DataRecipe, TrainRecipe
 
 #: The stages in the order in which they run; each is a field of ExtendRecipe.
 STAGES = ("transfer", "distil", "lengthen")
+#: What retrieval can be measured with.
+RETRIEVAL_TASKS = ("fact", "four-facts", "number")
 
 
 @dataclass
@@ -82,6 +84,38 @@ class DistilRecipe(StageRecipe):
     """Also train the pretrained attention projections by LoRA of this rank; 0 trains new weights only."""
 
 
+@dataclass
+class RememberRecipe:
+    """How scores of the tokens worth keeping are fitted: in one pass, to attention of the pretrained model."""
+
+    rows: int = 32
+    """Rows of text that the scores are fitted on."""
+    sequence_length: int = 4096
+    """Tokens in a row, at most the context that the pretrained model was made for."""
+    sources: list[str] = field(default_factory=list)
+    """More texts to fit on, besides data.source: files, as data.source. Rows are taken from all in turn; scores fitted
+    on several kinds of text serve more kinds."""
+    ridge: float = 1e-3
+    """Regularisation of the least squares, relative to each channel's mean square."""
+    recency: float = 1.0
+    """By how much a token's score exceeds that of a token 1,000 places before it with the same content. Attention falls
+    with the distance; 0 keeps old tokens as long as new ones."""
+    scores: str | None = None
+    """Take scores that an earlier run fitted for the same model (OUT-run/remember) instead of fitting them."""
+    eval_rows: int = 2
+    """Rows on which the captured part of attention is measured."""
+    save_every: int = 8
+    """Rows between saves."""
+
+    def check(self, prefix: str) -> None:
+        """Compare every number with its bounds.
+
+        Raises:
+            UserError: a number is out of bounds.
+        """
+        check_numbers(self, {"rows": 1, "sequence_length": 2, "eval_rows": 1, "save_every": 1}, prefix)
+
+
 def judged_name(source: str) -> str:
     """The name of a text in the results: that of its file without suffixes."""
     return PurePath(source).name.split(".")[0]
@@ -109,8 +143,19 @@ class JudgeRecipe:
     """
     retrieval_contexts: list[int] = field(default_factory=lambda: [1024, 4096])
     """Context lengths for the retrieval of a fact stated in the text; empty skips it."""
-    retrieval_trials: int = 4
-    """Facts stated at each depth."""
+    retrieval_tasks: list[str] = field(default_factory=lambda: list(RETRIEVAL_TASKS))
+    """What is stated: one fact; four facts, one of which is asked for; eight numbers, one of which is asked for."""
+    retrieval_trials: int = 40
+    """Trials at each of five depths."""
+    frontier: list[int] = field(default_factory=list)
+    """Numbers of tokens in sight (window, sinks and kept) at which windows, kept tokens, latents and all together are
+    compared at equal memory. Empty skips it."""
+    frontier_context: int = 4096
+    """Context length of that comparison, within the pretrained model's own."""
+    frontier_documents: int = 16
+    """Stretches of each text that it is made on, from as many documents as there are."""
+    frontier_recall: bool = True
+    """Also compare how often one fact is recalled, at that context."""
     decode_contexts: list[int] = field(default_factory=lambda: [1024, 65536])
     """Context lengths at which time and memory of decoding a token are measured; empty skips it."""
     decode_tokens: int = 32
@@ -119,11 +164,22 @@ class JudgeRecipe:
     def __post_init__(self) -> None:
         if not self.contexts:
             raise UserError("judge.contexts is empty, expected at least one length")
-        for name, least in (("contexts", 1), ("long_contexts", 1), ("retrieval_contexts", 1), ("decode_contexts", 2)):
+        lists = (
+            ("contexts", 1),
+            ("long_contexts", 1),
+            ("retrieval_contexts", 1),
+            ("decode_contexts", 2),
+            ("frontier", 1),
+        )
+        for name, least in lists:
             for length in getattr(self, name):
                 if length < least:
                     raise UserError(f"judge.{name} has {length}, expected lengths of at least {least}")
-        for name, least in (("max_tokens", 2), ("retrieval_trials", 1), ("decode_tokens", 1)):
+        for task in self.retrieval_tasks:
+            if task not in RETRIEVAL_TASKS:
+                raise UserError(f"judge.retrieval_tasks has {task!r}, expected {', '.join(RETRIEVAL_TASKS)}")
+        numbers = (("max_tokens", 2), ("retrieval_trials", 1), ("decode_tokens", 1))
+        for name, least in (*numbers, ("frontier_context", 2), ("frontier_documents", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"judge.{name} is {getattr(self, name)}, expected at least {least}")
         for name in ("max_document_tokens", "original_up_to"):
@@ -147,6 +203,9 @@ class ExtendRecipe:
     """Tokens before the current one that the pretrained attention still sees."""
     sinks: int = 4
     """First tokens of the document that it sees as well (attention sinks)."""
+    kept: int = 0
+    """Tokens behind the window that it goes on to see, per key-value head: those with the best scores, which the stage
+    remember fits. 0 keeps none."""
     latents: int = 16
     """Latents of each head, which summarise all other tokens."""
     feed: Literal["x", "conv", "rglru"] = "conv"
@@ -159,6 +218,8 @@ class ExtendRecipe:
     data: DataRecipe = field(default_factory=DataRecipe)
     """Text that the model is taught on: by default Python's own sources, so give data.source for text like yours.
     data.tokenizer and data.sequence_length are not used, the model's own tokenizer and each stage's length are."""
+    remember: RememberRecipe = field(default_factory=RememberRecipe)
+    """Before all training, if tokens are kept: their scores are fitted to the pretrained model's attention."""
     transfer: StageRecipe = field(default_factory=lambda: StageRecipe(steps=200))
     """First: every layer's output is fitted to the pretrained layer's on the same input."""
     distil: DistilRecipe = field(default_factory=lambda: DistilRecipe(steps=200, learning_rate=1e-3))
@@ -184,10 +245,21 @@ class ExtendRecipe:
     @property
     def attended(self) -> int:
         """Tokens that the pretrained attention sees itself: the latents matter only behind as many."""
-        return self.window + self.sinks + 1
+        return self.window + self.sinks + self.kept + 1
+
+    @property
+    def seen_by(self) -> str:
+        """The parts of a layer that see tokens themselves, for messages."""
+        return "window, sinks and kept tokens" if self.kept else "window and sinks"
 
     def __post_init__(self) -> None:
         check_numbers(self, {"latents": 1})
+        self.remember.check("remember.")
+        if self.kept and self.remember.sequence_length <= self.attended:
+            raise UserError(
+                f"remember.sequence_length is {self.remember.sequence_length}, expected more than {self.attended}, "
+                f"which {self.seen_by} see: with kept {self.kept} nothing would be dropped"
+            )
         for name in STAGES:
             getattr(self, name).check(f"{name}.")
         if self.opening is not None and not 0 < self.opening < 1:
@@ -196,7 +268,7 @@ class ExtendRecipe:
             if stage.sequence_length <= self.attended:
                 raise UserError(
                     f"{name}.sequence_length is {stage.sequence_length}, expected more than {self.attended}, which "
-                    "window and sinks see: the latents would learn nothing"
+                    f"{self.seen_by} see: the latents would learn nothing"
                 )
         if self.distil.lora_rank and self.lengthen.steps and self.lengthen.divergence:
             raise UserError(

@@ -19,15 +19,20 @@ from latte.report.extension_charts import (
     COLORS,
     FIRST_TOKENS,
     MOMENTS,
+    REMEMBERED,
     STEADY,
+    WAYS,
     Chart,
     Points,
     by_length,
     decoding_charts,
+    frontier_charts,
     layer_chart,
+    mean_recall,
     perplexity_chart,
     position_chart,
     progress_chart,
+    remember_chart,
 )
 from latte.report.model_card import scored_tokens
 from latte.report.page import render_page
@@ -67,8 +72,10 @@ def render_results(results: dict[str, Any]) -> str:
             for text, rows in texts.items()
         ],
         "contenders": [{"name": name, "color": COLORS[name]} for name in COLORS],
+        "remember": _chart(remember_chart(results), REMEMBERED),
         "layers": _chart(layer_chart(results), MOMENTS),
         "progress": _chart(progress_chart(results), {name.removeprefix("after "): MOMENTS[name] for name in MOMENTS}),
+        "frontier": _frontier(results),
         "retrieval": _retrieval(results),
         "time": _chart(time, COLORS),
         "state": _chart(state, COLORS),
@@ -83,8 +90,13 @@ def lead(results: dict[str, Any]) -> str:
     """The extended model and its main results, in a few sentences."""
     recipe = results.get("recipe", {})
     window, sinks = (f"{recipe.get(key, 0):,}" for key in ("window", "sinks"))
+    kept = (
+        f", the first {sinks} and the {recipe['kept']:,} best-scored"
+        if recipe.get("kept")
+        else f" and the first {sinks}"
+    )
     text = (
-        f"Its own attention still sees the last {window} tokens and the first {sinks}; "
+        f"Its own attention still sees the last {window} tokens{kept}; "
         f"everything else comes through {recipe.get('latents', 0)} latents a head."
     )
     for name, rows in list(results.get("perplexity", {}).items())[:1]:
@@ -120,6 +132,7 @@ def facts(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("Made for", f"{own:,} tokens" if own else None),
         ("Window", f"{recipe['window']:,} tokens" if "window" in recipe else None),
         ("First tokens kept", recipe.get("sinks")),
+        ("Tokens kept behind the window", f"{recipe['kept']:,}" if recipe.get("kept") else None),
         ("Latents a head", recipe.get("latents")),
     ]
     for stage in STAGES:
@@ -158,6 +171,26 @@ def _rows(results: dict[str, Any], text: str) -> list[dict[str, Any]]:
         for name in COLORS
         for context, entry in sorted(found.get(name, {}).items(), key=lambda item: int(item[0]))
     ]
+
+
+def _frontier(results: dict[str, Any]) -> dict[str, Any] | None:
+    """Charts against bytes of state, and the table of all ways; None if they were not compared."""
+    found = results.get("frontier") or {}
+    if not found:
+        return None
+    rows = []
+    for row in found["rows"]:
+        for text, figures in row["texts"].items():
+            closed, error = (_number(figures.get(key)) for key in ("gap_closed", "standard_error"))
+            cells = {"text": text, "loss": _number(figures["loss"]), "closed": closed, "error": error}
+            rows.append({"way": row["way"], "tokens": row["tokens"], "bytes": row["bytes"], **cells})
+            rows[-1]["recall"] = _number(mean_recall(row))
+    return {
+        "context": found["context"],
+        "documents": found["documents"],
+        "charts": [{"name": name, **_chart(chart, WAYS)} for name, chart in frontier_charts(results).items()],
+        "rows": rows,
+    }
 
 
 def _retrieval(results: dict[str, Any]) -> dict[str, Any] | None:

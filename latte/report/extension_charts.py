@@ -15,6 +15,10 @@ COLORS = {EXTENDED: 0, ORIGINAL: 1, SINKS: 2, WINDOW: 3}
 MOMENTS = {"before": 6, "after transfer": 4, "after distil": 7, "after lengthen": 5}
 #: Models whose perplexity stays the same however long the text is: they determine how tall a chart is.
 STEADY = (EXTENDED, SINKS)
+#: Colour of each figure of the stage remember.
+REMEMBERED = {"attention captured": 0, "R2 of the scores": 4}
+#: Colour of each way to spend memory.
+WAYS = {"all together": 0, "kept": 4, "window": 3, "latents": 7, "original": 1, "window and sinks": 2}
 FIRST_TOKENS = 16  # their loss is high for want of context: they do not make a chart taller
 
 Points = list[tuple[float, float]]
@@ -52,6 +56,39 @@ def layer_chart(results: dict[str, Any]) -> Chart:
     return Chart(_drawn({name: _positive(enumerate(values, 1)) for name, values in lines.items()}))
 
 
+def remember_chart(results: dict[str, Any]) -> Chart:
+    """By layer: attention behind the window that kept tokens get, and how well their scores are predicted."""
+    found = results.get("remember", [])
+    lines = {
+        name: _finite((line["layer"] + 1, line.get(key)) for line in found)
+        for name, key in zip(REMEMBERED, ("captured", "r2"), strict=True)
+    }
+    return Chart(_drawn(lines))
+
+
+def frontier_charts(results: dict[str, Any]) -> dict[str, Chart]:
+    """Against bytes of state, a line for each way: gap closed by text, and mean recall of one fact over all depths."""
+    rows = results.get("frontier", {}).get("rows", [])
+    charts = {}
+    for text in results.get("frontier", {}).get("documents", {}):
+        values = [(row, row["texts"].get(text, {}).get("gap_closed")) for row in rows]
+        charts[f"gap closed, {text}"] = _by_way(values)
+    if any(row.get("recall") for row in rows):
+        charts["one fact recalled"] = _by_way([(row, mean_recall(row)) for row in rows])
+    return {name: chart for name, chart in charts.items() if chart.lines}
+
+
+def mean_recall(row: dict[str, Any]) -> float | None:
+    """Recall of one fact, the mean over all depths; None if it was not measured."""
+    cells = list((row.get("recall") or {}).values())
+    return sum(cell["recall"] for cell in cells) / len(cells) if cells else None
+
+
+def _by_way(values: list[tuple[dict[str, Any], float | None]]) -> Chart:
+    lines = {name: _finite((row["bytes"], value) for row, value in values if row["way"] == name) for name in WAYS}
+    return Chart(_drawn(lines))
+
+
 def progress_chart(results: dict[str, Any]) -> Chart:
     """Part of the gap that is closed, by tokens read; each stage begins where the one before it ended."""
     lines: dict[str, Points] = {}
@@ -83,7 +120,11 @@ def _points(found: dict[str, Any], key: str, scale: float = 1.0) -> Points:
 
 
 def _positive(pairs: Iterable[tuple[int, Any]]) -> Points:
-    return sorted((float(x), float(y)) for x, y in pairs if y is not None and math.isfinite(y) and y > 0)
+    return [(x, y) for x, y in _finite(pairs) if y > 0]
+
+
+def _finite(pairs: Iterable[tuple[int, Any]]) -> Points:
+    return sorted((float(x), float(y)) for x, y in pairs if y is not None and math.isfinite(y))
 
 
 def _drawn(lines: dict[str, Points]) -> dict[str, Points]:

@@ -21,7 +21,7 @@ tags: [latte, linear-attention, long-context]
 # {name}, extended
 
 {name} with its attention replaced by Latte-Macchiato: it reads text of any length at linear cost and writes from a
-state of one size. Its own attention still sees the last {window} tokens and the first {sinks}; everything else comes
+state of one size. Its own attention still sees the last {window} tokens{kept}; everything else comes
 through {latents} latents a head. {new:,} of its {all:,} parameters are new; they were taught on {source}.
 Before training, with a window as long as the text, its logits were within {exact:.0e} of the original's.
 
@@ -45,7 +45,8 @@ def model_card(
         licence="" if original.licence is None else f"license: {original.licence}\n",
         name=original.name,
         window=recipe.window,
-        sinks=recipe.sinks,
+        kept=f", the first {recipe.sinks} and the {recipe.kept} with the best scores" * bool(recipe.kept)
+        or f" and the first {recipe.sinks}",
         latents=recipe.latents,
         new=sum(parameter.numel() for parameter in model.new_parameters().values()),
         all=sum(parameter.numel() for parameter in model.parameters()),

@@ -13,6 +13,8 @@ from latte.data import Corpus
 from latte.extend.model import convert
 from latte.loading import Original
 from latte.recipe import ExtendRecipe
+from latte.workflows.remembering import NAME as REMEMBER
+from latte.workflows.remembering import plan_remember
 from latte.workflows.stages import Stage, open_latents, plan_stages
 
 SAMPLE = 256  # tokens of the row that a stage is timed on
@@ -43,6 +45,12 @@ def estimate_cost(recipe: ExtendRecipe, original: Original, corpus: Corpus, opti
     model = convert(copy.deepcopy(original.model), options)
     parts = []
     stages = plan_stages(recipe, corpus, folder)
+    remember = plan_remember(recipe, corpus, original, folder, lambda message: None)
+    if remember is not None:
+        settings = recipe.remember
+        parts.append(
+            StageCost(REMEMBER, settings.rows, settings.rows * settings.sequence_length, remember.seconds(model))
+        )
     for stage in stages:
         open_latents(model, stages[0], recipe.opening)
         model.requires_grad_(False)

@@ -25,7 +25,16 @@ from latte.extend.check import TOKENS, check_conversion
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.files import Damaged, digest_json, remove, verify_files, whole_folder, write_text
 from latte.loading import Original, load_original
-from latte.loading.layout import CHECK, CHECKPOINTS, EXTENSION_RESULTS, JUDGED, LAYERS, LAYERS_BEFORE, read_metrics
+from latte.loading.layout import (
+    CHECK,
+    CHECKPOINTS,
+    EXTENSION_RESULTS,
+    FRONTIER,
+    JUDGED,
+    LAYERS,
+    LAYERS_BEFORE,
+    read_metrics,
+)
 from latte.loading.weights import READ
 from latte.recipe import DataRecipe, EvalRecipe, ExtendRecipe, anchored, to_yaml
 from latte.recipe.extend import judged_name
@@ -34,6 +43,9 @@ from latte.report.extension_plots import write_plots
 from latte.report.model_card import model_card
 from latte.train.run import run_folder
 from latte.train.trainer import seed_everything, training_arguments
+from latte.workflows.frontier import check_frontier, measure_frontier
+from latte.workflows.remembering import NAME as REMEMBER
+from latte.workflows.remembering import plan_remember
 from latte.workflows.stages import Stage, open_latents, plan_stages
 
 KIND = "latte-extended-1"
@@ -55,8 +67,10 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
     original, corpus = open_inputs(recipe, console)
     options = mixer_options(recipe)
     stages = plan_stages(recipe, corpus, run)
+    remember = plan_remember(recipe, corpus, original, run, console.print)
     args = training_arguments(run, recipe.transfer.train_recipe(recipe.seed))
-    with _nothing_left_of_a_refusal(run), run_folder(run, args, recipe, digest_json([original.digest, corpus.digest])):
+    digest = digest_json([original.digest, corpus.digest, *([] if remember is None else remember.digests)])
+    with _nothing_left_of_a_refusal(run), run_folder(run, args, recipe, digest):
         if _is_done(out, recipe):
             console.print(f"{out} is finished already: nothing to do")
             return out
@@ -67,19 +81,32 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         )
         seed_everything(recipe.seed)
         model = convert(copy.deepcopy(original.model), options)
+        if remember is not None:
+            console.print(f"stage {REMEMBER}: scores of the tokens to keep, {recipe.remember.rows} rows")
+            remember.run(model, console)
         for number, stage in enumerate(stages, 1):
             console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
             if not stage.is_finished():
                 open_latents(model, stages[0], recipe.opening)
             stage.run(model, console)
         round_to(model.requires_grad_(False).eval(), original.dtype)
+        judged = texts(recipe, corpus, original)
         figures = judge(
             contenders(original, model, options, recipe),
             original.tokenizer,
-            texts(recipe, corpus, original),
+            judged,
             recipe.judge,
             run / JUDGED,
             model.own_context,
+            lambda what: console.print(f"measuring {what}"),
+        )
+        frontier = measure_frontier(
+            original,
+            model,
+            options,
+            recipe,
+            judged,
+            run / FRONTIER,
             lambda what: console.print(f"measuring {what}"),
         )
         layers = {
@@ -95,8 +122,10 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             "name": original.name,
             "check": check,
             "layers": layers,
+            "remember": [] if remember is None else remember.figures(),
             "progress": progress(stages),
             **figures,
+            "frontier": frontier,
         }
         write_text(run / EXTENSION_RESULTS, json.dumps(results, indent=1) + "\n")
         if args.process_index == 0:
@@ -119,7 +148,7 @@ def _nothing_left_of_a_refusal(run: Path) -> Iterator[None]:
     try:
         yield
     except UserError:
-        if new and run.is_dir() and not any(run.glob(f"*/{CHECKPOINTS}/*")):
+        if new and run.is_dir() and not any((*run.glob(f"*/{CHECKPOINTS}/*"), *run.glob(f"{REMEMBER}/*"))):
             remove(run)
         raise
 
@@ -162,7 +191,9 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
         )
     original = load_original(recipe.model, console.print)
     corpus = prepare(recipe.data, console.print, original.tokenizer)
-    check_judge(recipe.judge, original.tokenizer, texts(recipe, corpus, original))
+    judged = texts(recipe, corpus, original)
+    check_judge(recipe.judge, original.tokenizer, judged)
+    check_frontier(recipe, judged, int(getattr(original.model.config, "max_position_embeddings", 0) or 0))
     return original, corpus
 
 
@@ -174,6 +205,7 @@ def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
         "num_latents": recipe.latents,
         "feed": recipe.feed,
         "coupled": recipe.coupled,
+        **({"kept": recipe.kept} if recipe.kept else {}),
     }
 
 
@@ -182,6 +214,7 @@ def contenders(
 ) -> list[Contender]:
     """The pretrained model, the same with window attention alone, with window and sinks, and the extended model."""
     limit = recipe.judge.original_up_to or 2 * model.own_context
+    options = {**options, "kept": 0}
     sinks_too = convert(copy.deepcopy(original.model), options)
     alone = convert(copy.deepcopy(original.model), {**options, "sinks": 0})
     return [

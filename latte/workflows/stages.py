@@ -19,6 +19,7 @@ from latte.extend.layer import CLOSED
 from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
+from latte.extend.remember import score_parameters
 from latte.files import write_text
 from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
@@ -54,6 +55,8 @@ class Stage:
                 parameter.requires_grad_("lora_" in name)
             for parameter in model.new_parameters().values():
                 parameter.requires_grad_(True)
+            for parameter in score_parameters(model).values():  # fitted by the stage remember; choosing has no gradient
+                parameter.requires_grad_(False)
             before = self.folder / LAYERS_BEFORE
             if first and self.name == "transfer" and not before.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +159,7 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
         longest = int((tokens.starts[1:] - tokens.starts[:-1]).max())
         if longest <= recipe.attended:
             raise UserError(
-                f"the longest document of the {part} part has {longest:,} tokens, and window and sinks see "
+                f"the longest document of the {part} part has {longest:,} tokens, and {recipe.seen_by} see "
                 f"{recipe.attended:,}: the latents would learn nothing, give longer documents or a shorter --window"
             )
     return stages

@@ -13,8 +13,9 @@ from tests.extend.families import small_model
 from tests.extend.test_convert import WAYS, ids, opened
 
 
-def test_gap_runs_from_window_and_sinks_to_the_pretrained_model() -> None:
-    model, x = opened(convert(small_model("llama"), WAYS[0])), ids(1, 40)
+@pytest.mark.parametrize("kept", [0, 6])
+def test_gap_runs_from_window_and_sinks_to_the_pretrained_model(kept: int) -> None:
+    model, x = opened(convert(small_model("llama"), {**WAYS[0], "kept": kept})), ids(1, 40)
     before = [mixer.slot0_bias.detach().clone() for mixer in model.mixers]
     shut = convert(small_model("llama"), WAYS[0])  # as converted: its latents weigh nothing
     with torch.no_grad():
@@ -29,6 +30,7 @@ def test_gap_runs_from_window_and_sinks_to_the_pretrained_model() -> None:
     assert gap.closed(model, best) == pytest.approx(1.0, abs=1e-4)
     assert gap.closed(model, (best + worst) / 2) == pytest.approx(0.5, abs=1e-4)
     assert all(torch.equal(old, mixer.slot0_bias) for old, mixer in zip(before, model.mixers, strict=True))
+    assert {mixer.pretrained.kept for mixer in model.mixers} == {kept}
 
 
 def test_a_gap_too_small_has_no_parts() -> None:

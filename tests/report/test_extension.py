@@ -293,3 +293,44 @@ def test_the_page_in_a_browser(tmp_path: Path, request: pytest.FixtureRequest) -
         assert window.run("return document.documentElement.scrollWidth") <= 420
         assert not window.run("return /NaN|undefined|Infinity/.test(document.getElementById('page').innerText)")
     assert window.console() == []
+
+
+def frontier() -> dict[str, Any]:
+    def row(way: str, tokens: int | None, size: int, closed: float, recall: float) -> dict[str, Any]:
+        texts = {"validation": {"loss": 3.5 - closed, "losses": [], "gap_closed": closed, "standard_error": 0.02}}
+        cells = {"0.1": {"recall": recall - 0.1}, "0.9": {"recall": recall + 0.1}}
+        return {"way": way, "tokens": tokens, "bytes": size, "texts": texts, "recall": cells}
+
+    rows = [
+        row("original", None, 9 * 2**20, 1.0, 0.9),
+        row("window and sinks", 132, 2**18, 0.0, 0.2),
+        row("window", 388, 10**6, 0.5, 0.2),
+        row("kept", 388, 10**6, 0.75, 0.6),
+        row("kept", 644, 2 * 10**6, 0.85, 0.8),
+        row("all together", 388, 2**20 + 100, 0.8, 0.7),
+    ]
+    return {"context": 4096, "documents": {"validation": 16}, "rows": rows}
+
+
+def test_the_frontier_and_the_kept_tokens_are_shown(tmp_path: Path) -> None:
+    results = example()
+    assert page_data(render_results(results))["frontier"] is None
+    results["recipe"]["kept"] = 256
+    results["frontier"] = frontier()
+    results["remember"] = [{"layer": index, "r2": 0.5 + index / 10, "captured": 0.4} for index in range(3)]
+    page = render_results(results)
+    data = page_data(page)
+    assert "the first 4 and the 256 best-scored" in page
+    assert [chart["name"] for chart in data["frontier"]["charts"]] == ["gap closed, validation", "one fact recalled"]
+    kept = {line["name"]: line["points"] for line in data["frontier"]["charts"][0]["lines"]}["kept"]
+    assert kept == [[1e6, 0.75], [2e6, 0.85]]
+    recalled = {line["name"]: line["points"] for line in data["frontier"]["charts"][1]["lines"]}
+    assert recalled["window"] == [[1e6, 0.2]]
+    assert data["frontier"]["rows"][3]["error"] == 0.02
+    lines = {line["name"]: line["points"] for line in data["remember"]["lines"]}
+    assert lines == {
+        "attention captured": [[1, 0.4], [2, 0.4], [3, 0.4]],
+        "R2 of the scores": [[1, 0.5], [2, 0.6], [3, 0.7]],
+    }
+    written = {path.name for path in write_plots(results, tmp_path)}
+    assert {"frontier.png", "remember.png"} <= written

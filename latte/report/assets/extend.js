@@ -86,9 +86,24 @@
     }
   }
 
+  /* ---- the frontier ---- */
+  if (data.frontier) {
+    const { context, documents, charts, rows } = data.frontier;
+    const counts = Object.entries(documents).map(([name, count]) => `${count} of ${name}`).join(', ');
+    const node = outline.section('frontier', 'At equal memory', `Ways to spend the same memory, on stretches of ${context.toLocaleString('en')} tokens (${counts}): a longer window, tokens kept by their scores, latents, and all together. 0% is the recipe’s window with its first tokens, 100% the pretrained model with everything in sight.`, 'Memory');
+    const grid = el('div', { class: 'figures stacked' });
+    node.append(grid);
+    for (const found of charts) {
+      const body = card(grid, found.name[0].toUpperCase() + found.name.slice(1), 'By the bytes that the model remembers of one text.');
+      chart(body, found, { label: found.name, x: { label: 'memory of the past', log: true, format: 'bytes', reading: '#' }, y: { label: 'part', format: 'percent' } });
+    }
+    node.append(el('details', {}, el('summary', {}, 'All ways'), table(['way', 'tokens in sight', 'memory', 'text', 'loss', 'gap closed', 'standard error', 'fact recalled'], rows.map((row) =>
+      el('tr', {}, [row.way, row.tokens === null ? 'all' : row.tokens.toLocaleString('en'), Latte.bytes(row.bytes), row.text, orDash(row.loss, (value) => value.toFixed(4)), orDash(row.closed, Latte.percent), orDash(row.error, Latte.percent), orDash(row.recall, Latte.percent)].map((value) => el('td', {}, value)))), 'numbers plainly')));
+  }
+
   /* ---- training ---- */
   const closures = texts.flatMap((text) => text.closed.map(([context, share]) => ({ name: several ? `${text.name}, ${Latte.length(context)}` : `${Latte.length(context)} tokens`, share })));
-  if (closures.length || data.layers.lines.length) {
+  if (closures.length || data.layers.lines.length || data.remember.lines.length) {
     const node = outline.section('training', 'What training brought', 'The latents start from clusters of the pretrained queries. First every layer learns to do what the pretrained layer did with all of the text; then the whole model learns to predict as it did.', 'Training');
     const grid = el('div', { class: 'figures stacked' });
     node.append(grid);
@@ -104,6 +119,10 @@
     if (data.progress.lines.length) {
       const body = card(grid, 'Gap closed while teaching', 'The same on a few rows that were not trained on, at each stage’s own length, by the tokens read until then.');
       chart(body, data.progress, { label: 'Gap closed by tokens read', x: { label: 'tokens read', reading: '# tokens', format: 'integer' }, y: { label: 'gap closed', format: 'percent' } });
+    }
+    if (data.remember.lines.length) {
+      const body = card(grid, 'Tokens worth keeping', 'Each layer keeps the tokens behind its window that a score expects to be looked at: the part of the pretrained layer’s attention behind the window that they get, on text that was not fitted on, and how much of the variance of log attention the scores explain.');
+      chart(body, data.remember, { label: 'Attention captured by kept tokens', x: { label: 'layer', reading: 'layer #', format: 'integer' }, y: { label: 'part', format: 'percent' } });
     }
     if (data.layers.lines.length) {
       const body = card(grid, 'Distance from the pretrained layers', 'Squared error of each layer’s output on the pretrained layer’s own input, relative to that output, on text that was not trained on; each stage at its own length. Later stages answer for the whole model and may move single layers away.');
@@ -162,6 +181,7 @@
     for (const [title, found, format, place] of [
       ['Time a token', data.time, Latte.formats.milliseconds, Latte.length], ['Memory of the past', data.state, Latte.bytes, Latte.length],
       ['Gap closed while teaching', data.progress, Latte.percent, (tokens) => `${tokens.toLocaleString('en')} tokens`],
+      ['Tokens worth keeping', data.remember, Latte.percent, (index) => `layer ${index}`],
       ['Distance from the pretrained layers', data.layers, (value) => value.toFixed(5), (index) => `layer ${index}`],
     ]) {
       if (!found.lines.length) continue;

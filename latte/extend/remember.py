@@ -1,0 +1,139 @@
+"""Scores of tokens worth keeping, fitted by least squares to the attention that the pretrained layer later pays them.
+
+For a token j, the target is the log of the mean attention that it gets from queries beyond the window; per key/value
+head, the mean of its heads. The score is linear in the layer's input. Attention is made for blocks of queries, and only
+sums over tokens (normal equations) stay: memory is linear in the text's length, whatever number of rows is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from latte.ops import window_attention
+from latte.ops.numbers import EMPTY
+from latte.tokens import Tokens
+
+if TYPE_CHECKING:
+    from latte.extend.layer import ExtendedMixer
+
+QUERIES = 128  # of a block
+LEAST = 1e-7  # attention below it counts as this much
+
+
+@dataclass
+class ScoreSums:
+    """Weighted normal equations of one layer: inputs with a constant 1 appended, and targets per key/value head.
+
+    A token weighs as much as there are queries beyond its window: the mean of many is a better target.
+    """
+
+    gram: Tensor  # (D + 1, D + 1)
+    cross: Tensor  # (D + 1, G)
+    square: Tensor  # (G,)
+    total: Tensor  # (G,)
+    weight: Tensor  # ()
+
+    @classmethod
+    def empty(cls, width: int, kv_heads: int, device: torch.device) -> ScoreSums:
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        shapes = ((width + 1, width + 1), (width + 1, kv_heads), (kv_heads,), (kv_heads,), ())
+        return cls(*(torch.zeros(shape, dtype=wide, device=device) for shape in shapes))
+
+    def add(self, x_ND: Tensor, target_NG: Tensor, weight_N: Tensor) -> None:
+        """Add tokens."""
+        wide = self.gram.dtype
+        x_ND, y_NG, weight_N1 = x_ND.to(wide), target_NG.to(wide), weight_N.to(wide)[:, None]
+        x_ND = torch.cat([x_ND, torch.ones_like(x_ND[:, :1])], dim=1)
+        weighted_ND = weight_N1 * x_ND
+        self.gram += weighted_ND.mT @ x_ND
+        self.cross += weighted_ND.mT @ y_NG
+        self.square += (weight_N1 * y_NG.square()).sum(dim=0)
+        self.total += (weight_N1 * y_NG).sum(dim=0)
+        self.weight += weight_N1.sum()
+
+    def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
+        """Weights (G, D) of the scores, without the constant, which no choice depends on; and R2 per head, (G,).
+
+        ``ridge`` is relative to each channel's mean square; the constant has none.
+        """
+        loaded = self.gram.clone()
+        extra = ridge * loaded.diagonal()
+        extra[-1] = 0
+        loaded.diagonal().add_(extra.clamp(min=0) + 1e-12 * loaded.diagonal().mean().clamp(min=1e-30))
+        weight_DG = torch.linalg.solve(loaded, self.cross)
+        error_G = self.square - 2 * (weight_DG * self.cross).sum(0) + (weight_DG * (self.gram @ weight_DG)).sum(0)
+        spread_G = self.square - self.total.square() / self.weight.clamp(min=1)
+        return weight_DG[:-1].mT.contiguous(), 1 - error_G / spread_G.clamp(min=1e-30)
+
+
+@torch.no_grad()
+def add_row(sums: ScoreSums, mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
+    """Add a row of the pretrained layer's inputs to the sums of its layer."""
+    received_BTG, queries_BT = attention_to_come(mixer, x_BTD, tokens)
+    heads = mixer.config.num_heads // mixer.config.kv_heads
+    worth = queries_BT > 0
+    mean_NG = received_BTG[worth] / (heads * queries_BT[worth][:, None])
+    sums.add(x_BTD[worth], (mean_NG + LEAST).log(), queries_BT[worth])
+
+
+@torch.no_grad()
+def attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The attention that each token gets from beyond the window, and from how many queries.
+
+    Returns sums over queries and the heads of each key/value head (B, T, G), and numbers of queries (B, T): 0 for
+    sinks, padding, and tokens that no later query sees from beyond the window. The pretrained layer's own softmax.
+    """
+    window = mixer.pretrained
+    q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
+    q_BTHK, k_BTGK, left = mixer.turned(q_BTHK, k_BTGK, tokens)
+    B, T, H, K = q_BTHK.shape
+    G = k_BTGK.shape[2]
+    scale = K**-0.5 if window.scale is None else window.scale
+    q_BGTRK = (scale * q_BTHK).view(B, T, G, H // G, K).transpose(1, 2)
+    k_BGKT = k_BTGK.permute(0, 2, 3, 1)
+    place_BT, segment_BT, real_BT = tokens.place_BT, tokens.segment_BT, tokens.real_BT
+    received_BTG = x_BTD.new_zeros(B, T, G, dtype=torch.float32)
+    queries_BT = x_BTD.new_zeros(B, T, dtype=torch.float32)
+    for start in range(0, T, QUERIES):
+        end = min(T, start + QUERIES)
+        logits = (q_BGTRK[:, :, start:end].flatten(2, 3) @ k_BGKT[..., :end]).unflatten(2, (end - start, -1))
+        if window.softcap is not None:
+            logits = window.softcap * torch.tanh(logits / window.softcap)
+        distance_BCS = place_BT[:, start:end, None] - place_BT[:, None, :end]
+        same_BCS = segment_BT[:, start:end, None] == segment_BT[:, None, :end]
+        pairs_BCS = same_BCS & real_BT[:, start:end, None] & real_BT[:, None, :end]
+        seen_BCS = pairs_BCS & (distance_BCS >= 0) & (distance_BCS <= left)
+        weights = logits.float().masked_fill_(~seen_BCS[:, None, :, None], EMPTY).softmax(dim=-1)
+        beyond_BCS = seen_BCS & (distance_BCS > window.size) & (place_BT >= window.sinks)[:, None, :end]
+        received_BTG[:, :end] += torch.einsum("bgcrs,bcs->bsg", weights, beyond_BCS.float())
+        queries_BT[:, :end] += beyond_BCS.sum(dim=1)
+    return received_BTG, queries_BT
+
+
+@torch.no_grad()
+def captured_attention(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tuple[float, float]:
+    """Sums over queries and heads: of the attention behind window and sinks, and of the part that kept tokens get."""
+    window = mixer.pretrained
+    q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
+    v_BTGV = mixer.values(x_BTD)
+    near_BTH, kept_BTH = (
+        window.attend(q_BTHK, k_BTGK, v_BTGV, None, tokens, scores)[1]
+        for scores in (None, window.scores(x_BTD, tokens))
+    )
+    q_BTHK, k_BTGK, left = mixer.turned(q_BTHK, k_BTGK, tokens)
+    settings = {"left": left, "scale": window.scale, "softcap": window.softcap}
+    all_BTH = window_attention(q_BTHK, k_BTGK, v_BTGV, **settings, tokens=tokens)[1]
+    behind = tokens.real_BT & (tokens.place_BT > window.size + window.sinks)
+    near, kept, every = (x[behind].double() for x in (near_BTH, kept_BTH, all_BTH))
+    share = lambda x: torch.exp((x - every).clamp(max=0))  # noqa: E731
+    return float((1 - share(near)).sum()), float((share(kept) - share(near)).clamp(min=0).sum())
+
+
+def score_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What decides which tokens are kept, by name."""
+    names = ("window.score_proj.weight", "window.score_recency")
+    return {name: value for name, value in model.named_parameters() if name.endswith(names)}

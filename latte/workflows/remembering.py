@@ -1,0 +1,284 @@
+"""The stage ``remember``: fit the scores of tokens worth keeping, in one resumable pass over rows of text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from latte.data import Batch, Corpus, PackedRows, prepare
+from latte.errors import UserError
+from latte.extend.layer import ExtendedMixer
+from latte.extend.model import LatteExtendedForCausalLM
+from latte.extend.remember import ScoreSums, add_row, captured_attention, score_parameters
+from latte.files import Damaged, remove, verify_folder, whole_folder, write_text
+from latte.loading import Original
+from latte.loading.layout import LAYERS, METRICS, read_metrics
+from latte.recipe import ExtendRecipe
+from latte.tokens import Tokens
+
+NAME = "remember"
+SUMS, SCORES = "sums", "scores"  # folders in the stage's: what was read so far, and what came of it
+WEIGHTS = "scores.safetensors"
+KIND = "latte-scores-1"
+SUM_NAMES = tuple(entry.name for entry in fields(ScoreSums))
+
+
+@dataclass
+class Remember:
+    """The stage: its rows, of each text, and the folder of its scores."""
+
+    recipe: ExtendRecipe
+    folder: Path
+    rows: list[PackedRows]
+    held_out: PackedRows
+    model_digest: str
+    digests: list[str]  # of the texts besides the corpus
+
+    def run(self, model: LatteExtendedForCausalLM, console: Console) -> None:
+        """Fit the scores, resume, or load what is finished; afterwards the model keeps tokens by them."""
+        if self.is_finished():
+            self._take(model, self.folder / SCORES)
+        elif self.recipe.remember.scores is not None:
+            self._take(model, given_scores(self.recipe.remember.scores))
+            self._finish(model, None)
+        else:
+            sums = self._fit(model, console)
+            self._finish(model, self._solve(model, sums))
+            remove(self.folder / SUMS)
+
+    def is_finished(self) -> bool:
+        """Whether there are scores."""
+        return (self.folder / SCORES).is_dir()
+
+    def figures(self) -> list[dict[str, float]]:
+        """R2 and captured attention of each layer."""
+        path = self.folder / LAYERS
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+    @torch.no_grad()
+    def seconds(self, model: LatteExtendedForCausalLM) -> float:
+        """About how long the pass takes here, by one whole row."""
+        sums = self._resumed(model)[1]
+        batch = self._row(0, model.device)
+        began = time.perf_counter()
+        self._read(model, batch, sums)
+        return (time.perf_counter() - began) * self.recipe.remember.rows
+
+    @torch.no_grad()
+    def _fit(self, model: LatteExtendedForCausalLM, console: Console) -> dict[int, ScoreSums]:
+        settings = self.recipe.remember
+        done, sums = self._resumed(model)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = [line for line in read_metrics(self.folder) if line["step"] <= done]
+        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in before))
+        if done:
+            console.print(f"going on from row {done} of {settings.rows}")
+        with _shown(console, settings.rows, done) as advance:
+            for row in range(done, settings.rows):
+                self._read(model, self._row(row, model.device), sums)
+                figures = {"r2": _mean([float(each.solve(settings.ridge)[1].mean()) for each in sums.values()])}
+                self._log(row + 1, figures)
+                advance(figures)
+                if (row + 1) % settings.save_every == 0 and row + 1 < settings.rows:
+                    self._save(sums, row + 1)
+        return sums
+
+    def _read(self, model: LatteExtendedForCausalLM, batch: Batch, sums: dict[int, ScoreSums]) -> None:
+        """Add a row to the sums of every layer that keeps tokens."""
+
+        def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
+            if mixer.layer in sums:
+                add_row(sums[mixer.layer], mixer, x_BTD, tokens)
+
+        model.read_as("original", batch["input_ids"], reset=batch["reset"], visit=visit)
+
+    def _row(self, number: int, device: torch.device) -> Batch:
+        """Row ``number``: texts in turn, rows of a text evenly spread over it."""
+        source, count = self.rows[number % len(self.rows)], self.recipe.remember.rows
+        nth, of = number // len(self.rows), -(-count // len(self.rows))
+        return _to(source.batch([min(nth * len(source) // of, len(source) - 1)]), device)
+
+    def _resumed(self, model: LatteExtendedForCausalLM) -> tuple[int, dict[int, ScoreSums]]:
+        mixers = {index: mixer for index, mixer in enumerate(model.mixers) if mixer.pretrained.kept}
+        sums = {
+            index: ScoreSums.empty(mixer.config.hidden_size, mixer.config.kv_heads, model.device)
+            for index, mixer in mixers.items()
+        }
+        folder = self.folder / SUMS
+        if not folder.is_dir():
+            return 0, sums
+        try:
+            about = verify_folder(folder)
+        except Damaged:
+            remove(folder)
+            return 0, sums
+        found = safetensors.torch.load_file(folder / WEIGHTS, device=str(model.device))
+        for index in sums:
+            sums[index] = ScoreSums(**{name: found[f"{index}.{name}"] for name in SUM_NAMES})
+        return int(about["rows"]), sums
+
+    def _save(self, sums: dict[int, ScoreSums], rows: int) -> None:
+        tensors = {f"{index}.{name}": value for index, each in sums.items() for name, value in vars(each).items()}
+        with whole_folder(self.folder / SUMS, rows=rows) as scratch:
+            safetensors.torch.save_file(tensors, scratch / WEIGHTS)
+
+    def _solve(self, model: LatteExtendedForCausalLM, sums: dict[int, ScoreSums]) -> dict[int, float]:
+        """Set the scores of every layer; R2 by layer."""
+        found = {}
+        for index, each in sums.items():
+            weight_GD, r2_G = each.solve(self.recipe.remember.ridge)
+            window = model.mixers[index].pretrained
+            assert window.score_proj is not None
+            assert window.score_recency is not None
+            with torch.no_grad():
+                window.score_proj.weight.copy_(weight_GD)
+                window.score_recency.fill_(self.recipe.remember.recency)
+            found[index] = float(r2_G.mean())
+        return found
+
+    def _finish(self, model: LatteExtendedForCausalLM, r2: dict[int, float] | None) -> None:
+        captured = self._captured(model)
+        figures = [
+            {"layer": index, **({} if r2 is None else {"r2": round(r2[index], 6)}), "captured": round(share, 6)}
+            for index, share in captured.items()
+        ]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / LAYERS, json.dumps(figures) + "\n")
+        tensors = {name: value.detach().cpu() for name, value in score_parameters(model).items()}
+        with whole_folder(self.folder / SCORES, kind=KIND, model=self.model_digest) as scratch:
+            safetensors.torch.save_file(tensors, scratch / WEIGHTS)
+
+    @torch.no_grad()
+    def _captured(self, model: LatteExtendedForCausalLM) -> dict[int, float]:
+        """By layer, the part of the attention behind window and sinks that kept tokens get, on validation rows."""
+        totals: dict[int, list[float]] = {}
+
+        def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
+            if mixer.pretrained.kept:
+                behind, kept = captured_attention(mixer, x_BTD, tokens)
+                total = totals.setdefault(mixer.layer, [0.0, 0.0])
+                total[0], total[1] = total[0] + behind, total[1] + kept
+
+        count = min(self.recipe.remember.eval_rows, len(self.held_out))
+        for nth in range(count):
+            batch = _to(self.held_out.batch([nth * len(self.held_out) // count]), model.device)
+            model.read_as("original", batch["input_ids"], reset=batch["reset"], visit=visit)
+        return {index: kept / max(behind, 1e-30) for index, (behind, kept) in sorted(totals.items())}
+
+    def _take(self, model: LatteExtendedForCausalLM, folder: Path) -> None:
+        """Load scores.
+
+        Raises:
+            UserError: damaged files, or scores of another model.
+        """
+        try:
+            about = verify_folder(folder)
+        except Damaged as damage:
+            raise UserError(f"the scores in {folder} are damaged: {damage}") from None
+        if about.get("model") != self.model_digest:
+            raise UserError(
+                f"the scores in {folder} were fitted for another model, expected ones of {self.recipe.model}"
+            )
+        found = safetensors.torch.load_file(folder / WEIGHTS)
+        with torch.no_grad():
+            for name, parameter in score_parameters(model).items():
+                parameter.copy_(found[name])
+
+    def _log(self, row: int, figures: dict[str, float]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(
+                json.dumps({"step": row, "tokens": row * self.recipe.remember.sequence_length, **figures}) + "\n"
+            )
+
+
+def plan_remember(
+    recipe: ExtendRecipe, corpus: Corpus, original: Original, folder: Path, say: Callable[[str], None]
+) -> Remember | None:
+    """The stage of a recipe that keeps tokens; None if it keeps none.
+
+    Raises:
+        UserError: more tokens than the model's context, or too little text.
+    """
+    if not recipe.kept:
+        return None
+    own = int(getattr(original.model.config, "max_position_embeddings", 0) or 0)
+    settings, setting = recipe.remember, "remember.sequence_length"
+    if own and recipe.attended > own:
+        raise UserError(
+            f"kept is {recipe.kept}: with window and sinks that is {recipe.attended - 1:,} tokens, expected fewer than "
+            f"the {own:,} that the model was made for"
+        )
+    if own and settings.sequence_length > own:
+        raise UserError(
+            f"{setting} is {settings.sequence_length}, expected at most {own}, which the model was made for"
+        )
+    if settings.scores is not None:
+        given_scores(settings.scores)
+    more = [
+        prepare(replace(recipe.data, source=source, valid_source=None), say, original.tokenizer)
+        for source in settings.sources
+    ]
+    texts = [corpus.train, *(each.train for each in more)]
+    rows = [PackedRows(text, settings.sequence_length, f"text for stage {NAME}", setting) for text in texts]
+    held_out = PackedRows(corpus.valid, settings.sequence_length, f"validation part, for stage {NAME},", setting)
+    return Remember(recipe, folder / NAME, rows, held_out, original.digest, [each.digest for each in more])
+
+
+def given_scores(name: str) -> Path:
+    """The folder of scores that an earlier run fitted.
+
+    Raises:
+        UserError: there are none.
+    """
+    for folder in (Path(name), Path(name) / SCORES):
+        if (folder / WEIGHTS).is_file():
+            return folder
+    raise UserError(f"there are no scores in {name}: expected the folder OUT-run/{NAME} of an earlier run")
+
+
+class _shown:  # noqa: N801  (used as a function)
+    """A bar on a terminal, a line for each row elsewhere."""
+
+    def __init__(self, console: Console, rows: int, done: int) -> None:
+        self.console, self.rows, self.done = console, rows, done
+        self.live: Progress | None = None
+
+    def __enter__(self) -> Callable[[dict[str, float]], None]:
+        if self.console.is_terminal:
+            columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+            shown = TextColumn("{task.fields[shown]}")
+            self.live = Progress(*columns, shown, TimeRemainingColumn(elapsed_when_finished=True), console=self.console)
+            self.live.start()
+            self.task = self.live.add_task(NAME, total=self.rows, completed=self.done, shown="")
+        return self._advance
+
+    def _advance(self, figures: dict[str, float]) -> None:
+        self.done += 1
+        line = f"R2 {figures['r2']:.3f}"
+        if self.live is not None:
+            self.live.update(self.task, completed=self.done, shown=line)
+        else:
+            self.console.print(f"row {self.done}/{self.rows}  {line}", highlight=False)
+
+    def __exit__(self, *_: Any) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))

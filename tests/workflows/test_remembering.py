@@ -1,0 +1,138 @@
+"""The stage ``remember`` of ``latte extend``: results, restarts and mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from latte.cli.main import main
+from latte.workflows.remembering import Remember
+from tests.extend.families import small_model
+from tests.workflows.test_extension import arguments, folder  # noqa: F401  (a fixture)
+
+SETTINGS = {
+    "kept": 6,
+    "remember.rows": 5,
+    "remember.sequence_length": 60,
+    "remember.save_every": 2,
+    "transfer.steps": 1,
+    "distil.steps": 0,
+    "lengthen.steps": 0,
+    "judge.long_contexts": "[]",
+    "judge.retrieval_contexts": "[]",
+    "judge.decode_contexts": "[]",
+    "judge.contexts": "[32]",
+}
+
+
+def scores(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / "remember" / "scores" / "scores.safetensors")
+
+
+def test_scores_are_fitted_shown_and_saved_with_the_model(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["extend", *arguments(folder, **SETTINGS, **{"remember.recency": 0.5})])
+    printed = capsys.readouterr().err
+    assert "stage remember" in printed
+    assert "row 5/5  R2 0." in printed
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "captured"}]
+    assert all(0 < line["r2"] < 1 and 0 < line["captured"] < 1 for line in results["remember"])
+    lines = [json.loads(line) for line in (folder / "out-run" / "remember" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    model = AutoModelForCausalLM.from_pretrained(folder / "out")
+    for name, value in scores(folder / "out-run").items():
+        assert torch.equal(dict(model.named_parameters())[name], value)  # no later stage changes them
+    assert {float(mixer.pretrained.score_recency.detach().mean()) for mixer in model.mixers} == {0.5}
+
+
+def test_a_stopped_pass_goes_on_and_ends_with_the_same_scores(
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["extend", *arguments(folder, "whole", **SETTINGS)])
+    row = Remember._row
+
+    def killed(self: Remember, number: int, device: torch.device) -> object:
+        if number == 3:
+            raise KeyboardInterrupt
+        return row(self, number, device)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Remember, "_row", killed)
+        assert main(["extend", *arguments(folder, **SETTINGS)]) != 0
+    capsys.readouterr()
+    main(["extend", *arguments(folder, **SETTINGS)])
+    assert "going on from row 2 of 5" in capsys.readouterr().err
+    expected, found = scores(folder / "whole-run"), scores(folder / "out-run")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    steps = (folder / "out-run" / "remember" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in steps] == [1, 2, 3, 4, 5]
+
+
+def test_scores_of_an_earlier_run_are_taken_if_they_are_of_the_same_model(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["extend", *arguments(folder, "first", **SETTINGS)])
+    given = {**SETTINGS, "remember.scores": folder / "first-run" / "remember", "kept": 9}
+    main(["extend", *arguments(folder, "second", **given)])
+    expected, found = scores(folder / "first-run"), scores(folder / "second-run")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    other = small_model("llama", seed=1)
+    other.resize_token_embeddings(AutoModelForCausalLM.from_pretrained(folder / "pretrained").vocab_size)
+    other.save_pretrained(folder / "pretrained")
+    capsys.readouterr()
+    assert main(["extend", *arguments(folder, "third", **given)]) != 0
+    printed = capsys.readouterr().err
+    assert "were fitted for another model" in printed
+    assert "Traceback" not in printed
+    assert not (folder / "third-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kept": 54, "remember.sequence_length": 4096}, "kept is 54: with window and sinks that is 64 tokens"),
+        ({"remember.sequence_length": 65}, "remember.sequence_length is 65, expected at most 64"),
+        ({"remember.sequence_length": 17}, "expected more than 17, which window, sinks and kept tokens see"),
+        ({"kept": 38}, "transfer.sequence_length is 48, expected more than 49, which window, sinks and kept"),
+        ({"kept": -1}, "kept is -1, expected at least 0"),
+        ({"remember.rows": 0}, "remember.rows is 0, expected at least 1"),
+        ({"remember.scores": "nowhere"}, "there are no scores in nowhere"),
+    ],
+)
+def test_mistakes_are_refused_in_a_sentence(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    message: str,
+) -> None:
+    settings = {**SETTINGS, **changes}
+    if settings["kept"] == 54:
+        settings["transfer.sequence_length"] = 96
+    assert main(["extend", *arguments(folder, **settings)]) != 0
+    printed = capsys.readouterr().err
+    assert message in " ".join(printed.split())
+    assert "Traceback" not in printed
+    assert not (folder / "out-run").exists()
+
+
+def test_a_bar_is_drawn_on_a_terminal() -> None:
+    from latte.workflows.remembering import _shown
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with _shown(console, 3, 1) as advance:
+        advance({"r2": 0.5})
+    assert "2/3" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "R2 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
