@@ -14,6 +14,7 @@ EXTRAS = {
     "peft": "extend",
     "sentencepiece": "extend",
     "matplotlib": "report",
+    "PIL": "report",
     "tensorboard": "tensorboard",
 }
 

@@ -81,7 +81,7 @@ class Order:
 
     def __getitem__(self, index: int) -> int:
         epoch, place = divmod(index, self.num_rows)
-        return int(_permutation(self.num_rows, self.seed, epoch)[place])
+        return int(permutation(self.num_rows, self.seed, epoch)[place])
 
     def step(self, step: int, batch_size: int) -> list[int]:
         """The rows of one optimiser step, over all processes."""
@@ -106,17 +106,18 @@ class GroupedOrder:
         if min(counts) < 1:
             raise ValueError(f"a group has {min(self.sizes)} rows, expected at least {batch_size}, those of a batch")
         epoch, place = divmod(step, sum(counts))
-        batch = int(_permutation(sum(counts), self.seed, epoch)[place])
+        batch = int(permutation(sum(counts), self.seed, epoch)[place])
         group = 0
         while batch >= counts[group]:
             batch, group = batch - counts[group], group + 1
         first = sum(self.sizes[:group])
-        rows = _permutation(self.sizes[group], self.seed + 1 + group, epoch)
+        rows = permutation(self.sizes[group], self.seed + 1 + group, epoch)
         return [first + int(row) for row in rows[batch * batch_size : (batch + 1) * batch_size]]
 
 
 @lru_cache(maxsize=8)
-def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+def permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """The numbers below ``num_rows`` in an order of their own for each seed and epoch."""
     # Philox is counter-based, and numpy guarantees the same stream on every machine and in every version.
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
 

@@ -5,7 +5,7 @@ from latte.recipe.extend import STAGES, DistilRecipe, ExtendRecipe, JudgeRecipe,
 from latte.recipe.files import anchored, flatten, from_yaml, require_same, to_yaml
 from latte.recipe.read import ChatRecipe, EvalRecipe, GenerateRecipe, ReadRecipe, WriteRecipe
 from latte.recipe.show import SERVING_SUITES, TIMED_SUITES, BenchRecipe, DoctorRecipe, InspectRecipe, ReportRecipe
-from latte.recipe.tasks import RecallRecipe, TaskName
+from latte.recipe.tasks import ClassifyRecipe, RecallRecipe, TaskName
 from latte.recipe.train import AUTO, DataRecipe, ModelRecipe, Recipe, TrainRecipe
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "TIMED_SUITES",
     "BenchRecipe",
     "ChatRecipe",
+    "ClassifyRecipe",
     "CompareRecipe",
     "DataRecipe",
     "DistilRecipe",

@@ -7,7 +7,7 @@ from typing import Any
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
-from latte.recipe.tasks import RecallRecipe, TaskName
+from latte.recipe.tasks import ClassifyRecipe, RecallRecipe, TaskName
 from latte.recipe.train import DataRecipe, ModelRecipe, TrainRecipe
 
 
@@ -45,9 +45,11 @@ class CompareRecipe:
     train: TrainRecipe = field(default_factory=TrainRecipe)
     """The training, the same for all."""
     task: TaskName = "language"
-    """language (predict the next token of a text) or recall (values that were stated with keys)."""
+    """language (predict the next token of a text), recall (values that were stated with keys) or classify."""
     recall: RecallRecipe = field(default_factory=RecallRecipe)
     """Examples of task recall."""
+    classify: ClassifyRecipe = field(default_factory=ClassifyRecipe)
+    """Examples of task classify."""
     eval_tokens: int = 50_000
     """Validation tokens to score at each context length."""
     eval_contexts: list[int] = field(default_factory=list)

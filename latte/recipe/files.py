@@ -18,6 +18,7 @@ FREE = frozenset(
         "data.cache",
         "data.source",
         "data.valid_source",
+        "classify.test_source",
         "train.micro_batch_size",
         "train.strategy",
         "train.log_every",
@@ -27,7 +28,7 @@ FREE = frozenset(
     | {"train.eval_rows", "train.save_every", "train.keep_checkpoints", "train.gradient_checkpointing"}
 )
 #: Settings that may be a path; a name that is not on disk stays a name.
-PATHS = frozenset({"source", "valid_source", "tokenizer", "pretrained", "sources", "scores", "model"})
+PATHS = frozenset({"source", "valid_source", "test_source", "tokenizer", "pretrained", "sources", "scores", "model"})
 RESERVED = ("python-stdlib", "bpe", "bytes", "smollm2-135m", "")
 #: What is measured after training may change as well, and is then measured again.
 FREE_GROUPS = ("judge.",)

@@ -9,8 +9,10 @@ from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
 
 #: What a model is trained to do. ``language``: the next token of a text; ``recall``: values that were stated with keys
-#: (MQAR).
-TaskName = Literal["language", "recall"]
+#: (MQAR); ``classify``: the class of a text, an image or a pair of texts.
+TaskName = Literal["language", "recall", "classify"]
+#: Classes of the kinds that have a fixed number.
+CLASSES = {"listops": 10, "image": 10, "pathfinder": 2}
 
 
 @dataclass
@@ -60,6 +62,43 @@ class RecallRecipe:
         if not self.test_lengths and not self.test_pairs:
             return self.settings
         return _zipped("test_", self.test_lengths, self.test_pairs)
+
+
+@dataclass
+class ClassifyRecipe:
+    """Examples with labels: generated, or from files."""
+
+    kind: Literal["text", "pairs", "image", "listops", "pathfinder"] = "text"
+    """text (JSON lines with a text and a label), pairs (label, id, id, text, text with tabs between them, as AAN's),
+    image (CIFAR-10 in grey: a folder, or hf:NAME), listops or pathfinder (generated). The files are data.source."""
+    classes: int | None = None
+    """Number of classes, labelled from 0; the default is 2 for text and pairs."""
+    label_field: str = "label"
+    """Field of a JSON line that has the label; the text is in data.text_field."""
+    test_source: str | None = None
+    """Test examples of the same form; by default the validation examples, and for images the test part."""
+    examples: int | None = None
+    """Training examples; of generated ones by default 96,000 (listops) or 160,000 (pathfinder), of files all."""
+    valid_examples: int = 2000
+    """Validation examples, taken from the training part unless data.valid_source has them."""
+    test_examples: int | None = None
+    """Test examples; of generated ones by default as many as validation examples, of files all."""
+    seed: int = 0
+    """Seed of generated examples, and of the choice of validation examples."""
+    size: int = 32
+    """Width of the images of pathfinder: 32 or 128."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"classes": 2, "examples": 1, "valid_examples": 1, "test_examples": 1}, "classify.")
+        fixed = CLASSES.get(self.kind)
+        if fixed is not None and self.classes not in (None, fixed):
+            raise UserError(f"classify.classes is {self.classes}, expected {fixed} for {self.kind}")
+        if self.size not in (32, 128):
+            raise UserError(f"classify.size is {self.size}, expected 32 or 128")
+
+    @property
+    def num_classes(self) -> int:
+        return self.classes or CLASSES.get(self.kind, 2)
 
 
 def _zipped(prefix: str, lengths: list[int], pairs: list[int]) -> list[tuple[int, int]]:

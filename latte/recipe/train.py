@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
-from latte.recipe.tasks import RecallRecipe, TaskName
+from latte.recipe.tasks import ClassifyRecipe, RecallRecipe, TaskName
 
 AUTO = "auto"
 
@@ -166,6 +166,8 @@ class Recipe:
     train: TrainRecipe = field(default_factory=TrainRecipe)
     """The training."""
     task: TaskName = "language"
-    """language (predict the next token of a text) or recall (values that were stated with keys)."""
+    """language (predict the next token of a text), recall (values that were stated with keys) or classify."""
     recall: RecallRecipe = field(default_factory=RecallRecipe)
     """Examples of task recall."""
+    classify: ClassifyRecipe = field(default_factory=ClassifyRecipe)
+    """Examples of task classify."""

@@ -13,7 +13,7 @@ from latte.report.runs import RunView
 from latte.tasks import open_task
 
 LANGUAGE = "language"
-WHAT = {"recall": "recall values by their keys"}
+WHAT = {"recall": "recall values by their keys", "classify": "classify"}
 
 
 def example_ids(run: RunView) -> tuple[Any, str | None]:

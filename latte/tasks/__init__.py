@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from latte.recipe import Recipe
 from latte.tasks.base import Score, Task
+from latte.tasks.classify import Classify
 from latte.tasks.language import Language
 from latte.tasks.recall import Recall
 
-TASKS: dict[str, type[Task]] = {"language": Language, "recall": Recall}
+TASKS: dict[str, type[Task]] = {"language": Language, "recall": Recall, "classify": Classify}
 
 
 def open_task(recipe: Recipe, say: Callable[[str], None] = lambda message: None) -> Task:
@@ -21,4 +22,4 @@ def open_task(recipe: Recipe, say: Callable[[str], None] = lambda message: None)
     return TASKS[recipe.task](recipe, say)  # type: ignore[call-arg]
 
 
-__all__ = ["TASKS", "Language", "Recall", "Score", "Task", "open_task"]
+__all__ = ["TASKS", "Classify", "Language", "Recall", "Score", "Task", "open_task"]

@@ -160,7 +160,8 @@ class LatteTrainer(Trainer):
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.loss is None:
-            inputs = {**inputs, "use_cache": False}  # type: ignore[dict-item]
+            if self.model.can_generate():  # classifiers have no cache to leave out
+                inputs = {**inputs, "use_cache": False}  # type: ignore[dict-item]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return self.loss(model, inputs)
 

@@ -100,6 +100,21 @@
     }
   }
 
+  /* ---- confusion: examples of each class (rows) by the class they were taken for (columns) ---- */
+  const confused = runs.filter((run) => (run.scores || []).length === 1 && (run.scores[0].about || {}).confusion);
+  if (confused.length) {
+    const node = section('confusion', 'What is taken for what', 'Test examples of each class, a row each, by the class that the model gave them; shares of the row.', 'Confusion');
+    const grid = el('div', { class: 'figures' });
+    node.append(grid);
+    confused.forEach((run) => {
+      const table = run.scores[0].about.confusion;
+      const cell = (count, total) => el('td', { style: { background: `color-mix(in srgb, var(--series-0) ${Math.round(70 * count / Math.max(1, total))}%, transparent)` } }, Latte.formats.percent(count / Math.max(1, total)));
+      grid.append(el('div', { class: 'card' }, el('h3', {}, run.name), el('div', { class: 'scroll', tabindex: 0 }, el('table', { class: 'scores' },
+        el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'class'), table.map((_, index) => el('th', { scope: 'col' }, String(index))))),
+        el('tbody', {}, table.map((row, index) => el('tr', {}, el('td', {}, String(index)), row.map((count) => cell(count, row.reduce((a, b) => a + b, 0))))))))));
+    });
+  }
+
   // A running mean over about a twentieth of the run, corrected for its start.
   function smooth(points) {
     const keep = Math.exp(-1 / Math.max(1, points.length / 40));
