@@ -14,7 +14,6 @@ EXTRAS = {
     "peft": "extend",
     "sentencepiece": "extend",
     "matplotlib": "report",
-    "PIL": "report",
     "tensorboard": "tensorboard",
 }
 

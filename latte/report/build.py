@@ -274,6 +274,12 @@ def _run(run: RunView, inspection: Inspection | None) -> dict[str, Any]:
     result: dict[str, Any] = {"name": run.name, "row": run.row, "settings": run.settings, "samples": run.samples}
     result["progress"] = run.progress
     result["scores"] = run.scores
+    result["collapse"] = {
+        figure: [
+            [layer, [[_short(x), _short(y)] for x, y in _thin(points)]] for layer, points in sorted(layers.items())
+        ]
+        for figure, layers in run.collapse.items()
+    }
     for name in ("train", "valid", "accuracy", "context", "positions", "read", "decode", "memory"):
         result[name] = [[_short(x), _short(y)] for x, y in _thin(getattr(run, name))]
     if inspection is not None:

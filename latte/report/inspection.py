@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import Tensor
 from latte.data.tokenizer import encode_documents
 from latte.errors import UserError
 from latte.mixers import Mixer, View
+from latte.models.latents import mixer_inputs
 from latte.tokens import Tokens
 
 #: Longest text that is shown: the weights are quadratic in it.
@@ -105,7 +104,7 @@ def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "",
     try:
         with torch.no_grad():
             ids_BT = torch.from_numpy(ids)[None].to(model.device)
-            with _inputs_of(mixers) as inputs:
+            with mixer_inputs(mixers) as inputs:
                 # Classifiers have no cache to leave out.
                 outputs = model(ids_BT, use_cache=False) if model.can_generate() else model(ids_BT)
             layers = tuple(_look(mixer, *inputs[mixer]) for mixer in mixers)
@@ -116,23 +115,6 @@ def inspect_ids(model: Any, tokenizer: Any, ids: np.ndarray, *, title: str = "",
     finally:
         model.train(was_training)
     return Inspection(_texts(tokenizer, ids.tolist()), layers, surprise, dropped, title)
-
-
-@contextmanager
-def _inputs_of(mixers: list[Mixer]) -> Iterator[dict[Mixer, tuple[Tensor, Tokens | None]]]:
-    """What mixers anywhere in a model are called with, while it reads."""
-    inputs: dict[Mixer, tuple[Tensor, Tokens | None]] = {}
-
-    def note(mixer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("x_BTD", "state", "tokens"), args, strict=False)) | kwargs
-        inputs[mixer] = (given["x_BTD"], given.get("tokens"))
-
-    handles = [mixer.register_forward_pre_hook(note, with_kwargs=True) for mixer in mixers]
-    try:
-        yield inputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _look(mixer: Mixer, x_BTD: Tensor, tokens: Tokens | None) -> LayerView:

@@ -43,6 +43,7 @@ class RunView:
     valid: Points = field(default_factory=list)
     accuracy: Points = field(default_factory=list)  # tokens read, accuracy on validation examples
     scores: list[dict[str, Any]] = field(default_factory=list)  # accuracy by group of test examples
+    collapse: dict[str, dict[int, Points]] = field(default_factory=dict)  # use of latents: figure, layer, curve
     context: Points = field(default_factory=list)  # length of context, loss
     positions: Points = field(default_factory=list)  # position in the text, loss
     read: Points = field(default_factory=list)  # length of context, tokens a second
@@ -106,6 +107,9 @@ def read_run(folder: Path, name: str | None = None) -> RunView:
         for key, points in (("loss", run.train), ("valid_loss", run.valid), ("valid_accuracy", run.accuracy)):
             if isinstance(line.get(key), int | float) and math.isfinite(line[key]):
                 points.append((tokens, float(line[key])))
+        for key in (key for key in line if key.startswith("latents_")):
+            _, figure, layer = key.split("_")
+            run.collapse.setdefault(figure, {}).setdefault(int(layer), []).append((tokens, float(line[key])))
     if not run.train and not run.valid:
         raise Unlogged(f"{folder} has no metrics yet: there is no loss in {METRICS}")
     result = _json(folder / RESULT) or {}

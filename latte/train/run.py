@@ -21,9 +21,10 @@ from latte.data.tokenizer import save_tokenizer
 from latte.errors import Stopped, UserError
 from latte.files import digest_json, whole_folder, write_text
 from latte.loading.layout import MODEL, RESULT, TOKENIZER, read_metrics
+from latte.models.latents import ROWS, latent_metrics
 from latte.recipe import Recipe, TrainRecipe, anchored
-from latte.tasks import open_task
-from latte.tasks.base import config_of
+from latte.tasks import Task, open_task
+from latte.tasks.base import config_of, inner
 from latte.train import checkpoint
 from latte.train.display import Display, Metrics
 from latte.train.folder import from_first, is_finished, run_folder, shared
@@ -85,8 +86,17 @@ def train(recipe: Recipe, *, console: Console | None = None) -> Result:
             console=console,
             tokenizer=task.tokenizer,
             tokens_per_step=round(settings.batch_size * task.tokens_per_row),
-            evaluate=lambda current: task.evaluate(current, args, micro),
+            evaluate=lambda current: {**task.evaluate(current, args, micro), **use_of_latents(current, task, args)},
         )
+
+
+def use_of_latents(model: nn.Module, task: Task, args: TrainingArguments) -> dict[str, float]:
+    """Figures of every layer's latents on held-out rows; none of a sharded model, of which no process has a layer."""
+    if args.fsdp:
+        return {}
+    rows = range(min(ROWS, len(task.held_out)))
+    batch = {name: value.to(args.device) for name, value in task.held_out.batch(list(rows)).items()}
+    return latent_metrics(inner(model), batch)
 
 
 def fit(

@@ -142,3 +142,13 @@ def test_too_few_examples_and_a_pretrained_model_are_refused(recipe, tmp_path, c
     assert main(["train", "--task", "recall", "--recall.vocab_size", "9", "--out", str(tmp_path / "none")]) == 2
     assert "recall.vocab_size is 9, expected more than 64" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_the_use_of_latents_is_in_metrics_and_report(recipe):
+    settings = recipe("latents")
+    train(settings)
+    lines = [line for line in read_metrics(Path(settings.out)) if "valid_loss" in line]
+    figures = {f"latents_{name}_{layer}" for name in ("entropy", "dead", "overlap") for layer in (0, 1)}
+    assert all(figures <= line.keys() for line in lines)
+    assert len(lines) == 2
+    assert '"collapse":{"entropy":[[0,' in render_report(build_report(settings.out, measure=False)).replace(" ", "")

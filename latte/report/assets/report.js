@@ -207,6 +207,26 @@
     show(withLatents[0]);
   }
 
+  const collapsing = runs.filter((run) => run.collapse && run.collapse.entropy);
+  if (collapsing.length) {
+    const node = section('collapse', 'Do latents collapse?', 'Over training, for every layer, on held-out rows. Collapsed latents would show as a low entropy of p(l), many dead latents, or latents that read the same tokens.', 'Collapse');
+    collapsing.forEach((run) => {
+      if (several) node.append(el('h3', {}, run.name));
+      const three = el('div', { class: 'figures three' });
+      node.append(three);
+      for (const [key, title, caption] of [
+        ['entropy', 'Entropy of p(l)', 'As a part of its maximum: 1 if all latents are used alike.'],
+        ['dead', 'Dead latents', 'Share of latents with less than a tenth of an even share.'],
+        ['overlap', 'Overlap', 'Mean cosine of p(s|l) of two latents: 1 if all read the same tokens.'],
+      ]) {
+        const { node: card, body } = figure(title, caption);
+        three.append(card);
+        Latte.lineChart(body, { label: `${title} by tokens read`, x: { label: 'tokens', reading: '# tokens read', format: 'count' }, y: { label: title, format: 'percent' },
+          series: run.collapse[key].map(([layer, points]) => ({ name: `layer ${layer}`, color: layer, points, dots: true })) });
+      }
+    });
+  }
+
   if (inside.length) {
     const node = section('inspect', 'Look inside', 'Choose a token to see which positions it attends to: the stronger the shade, the larger the weight. Arrow keys move the choice; a bar under p(l|t) shows what that latent reads.', 'Inspector');
     const holder = el('div', { id: 'inspector' });
