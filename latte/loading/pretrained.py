@@ -26,6 +26,7 @@ from latte.extras import need
 from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
 from latte.hub import require_findable
 from latte.loading.models import check_weights, load, quiet, read_model, weight_files
+from latte.loading.packed import packed_config, packed_model
 from latte.loading.weights import Say, to_stderr
 from latte.models.quantize import quantize_model
 from latte.recipe import DataRecipe
@@ -100,7 +101,12 @@ def load_any(
 
 
 def _load_any(name: str, say: Say) -> tuple[Any, PreTrainedTokenizerBase]:
-    if not Path(name).is_dir() and (name == SMOLLM2 or Path(name).suffix.lower() == ".gguf"):
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        packed = _from_packed_gguf(path)
+        if packed is not None:
+            return packed
+    if not path.is_dir() and (name == SMOLLM2 or path.suffix.lower() == ".gguf"):
         original = load_original(name, say)
         return original.model.eval(), original.tokenizer
     return load(name, say=say)
@@ -154,7 +160,42 @@ def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> 
 
 
 def _from_gguf(path: Path) -> Original:
-    about, num_weights = _read_gguf(path)
+    about, tensors = _checked_gguf(path)
+    adds_bos = _adds_bos(about)
+    # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
+    with tempfile.TemporaryDirectory() as empty:
+        model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=adds_bos)
+    num_used = sum(parameter.numel() for parameter in model.parameters())
+    num_weights = sum(int(tensor.n_elements) for tensor in tensors.values())
+    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers ignores silently
+        raise UserError(
+            f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
+        )
+    _mend_tokenizer(tokenizer, about)
+    if hasattr(model.config, "rms_norm_eps"):  # GGUF keeps float32: 1e-5 comes back as 9.999999747378752e-06
+        model.config.rms_norm_eps = float(str(np.float32(model.config.rms_norm_eps)))
+    model.config.name_or_path = tokenizer.name_or_path = str(path)
+    return Original(model, tokenizer, path.stem, about.get("general.license"), digest_file(path))
+
+
+def _from_packed_gguf(path: Path) -> tuple[Any, PreTrainedTokenizerBase] | None:
+    """A file's model with its blocks as they are, to be read and not trained; None where it has to be unpacked."""
+    about, tensors = _checked_gguf(path)
+    config = packed_config(about, tensors)
+    if config is None:
+        return None
+    model = packed_model(config, tensors, path)
+    with tempfile.TemporaryDirectory() as empty, quiet():
+        settings = {"gguf_file": str(path.resolve()), "add_bos_token": _adds_bos(about)}
+        tokenizer = load_tokenizer(empty, source=path, **settings)
+    check_fits(tokenizer, config.vocab_size, f"the model in {path}")
+    _mend_tokenizer(tokenizer, about)
+    model.config.name_or_path = tokenizer.name_or_path = str(path)
+    return model, tokenizer
+
+
+def _checked_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    about, tensors = _read_gguf(path)
     if "tokenizer.ggml.tokens" not in about:
         raise UserError(f"there is no tokenizer in {path}")
     family = about.get("general.architecture")
@@ -162,36 +203,31 @@ def _from_gguf(path: Path) -> Original:
         raise UserError(
             f"{path} stretches its rotary positions, which transformers drops: give the Hugging Face folder"
         )
-    adds_bos = about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama")
-    # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
-    with tempfile.TemporaryDirectory() as empty:
-        model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=bool(adds_bos))
-    num_used = sum(parameter.numel() for parameter in model.parameters())
-    if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers ignores silently
-        raise UserError(
-            f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
-        )
+    return about, tensors
+
+
+def _adds_bos(about: dict[str, Any]) -> bool:
+    return bool(about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama"))
+
+
+def _mend_tokenizer(tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
     if about.get("tokenizer.ggml.pre") in ALONE_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     if tokenizer.chat_template is None:
         tokenizer.chat_template = about.get("tokenizer.chat_template")
-    if hasattr(model.config, "rms_norm_eps"):  # GGUF keeps float32: 1e-5 comes back as 9.999999747378752e-06
-        model.config.rms_norm_eps = float(str(np.float32(model.config.rms_norm_eps)))
-    model.config.name_or_path = tokenizer.name_or_path = str(path)
-    return Original(model, tokenizer, path.stem, about.get("general.license"), digest_file(path))
 
 
-def _read_gguf(path: Path) -> tuple[dict[str, Any], int]:
-    """A GGUF file's metadata (of lists, only the lengths) and its number of weights."""
+def _read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A GGUF file's metadata (of lists, only the lengths) and its tensors by name."""
     gguf = need("gguf", "a .gguf file")
     try:
         reader = gguf.GGUFReader(path)
         about = {
             key: field.contents() if len(field.data) == 1 else len(field.data) for key, field in reader.fields.items()
         }
-        return about, sum(int(tensor.n_elements) for tensor in reader.tensors)
+        return about, {tensor.name: tensor for tensor in reader.tensors}
     except Exception as error:
         raise UserError(f"{path} is not a whole GGUF file: {reason(error)}") from error
 

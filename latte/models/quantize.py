@@ -33,7 +33,7 @@ def quantize_model(model: Any, weights: str) -> Any:
     for path, module in list(model.named_modules()):
         if module is head or type(module) not in PROJECTIONS or module.in_features % FORMATS[inside].numbers:
             continue
-        _replace(model, path, quantized_linear(module, inside))
+        replace_module(model, path, quantized_linear(module, inside))
         paths[path] = inside
     if table.embedding_dim % FORMATS[ends].numbers == 0 and isinstance(table, nn.Embedding):
         tied = head.weight is table.weight
@@ -68,7 +68,7 @@ def make_quantized(model: Any, paths: Mapping[str, str]) -> None:
             new = QuantizedEmbedding(module.num_embeddings, module.embedding_dim, kind, scale=scale)
         else:
             new = QuantizedLinear(module.in_features, module.out_features, kind, bias=module.bias)
-        _replace(model, path, new)
+        replace_module(model, path, new)
     remember(model, paths)
 
 
@@ -94,10 +94,11 @@ def _set(model: Any, old: nn.Module, new: nn.Module) -> str:
     """Replace a module wherever it is; its first path."""
     paths = [path for path, module in model.named_modules(remove_duplicate=False) if module is old]
     for path in paths:
-        _replace(model, path, new)
+        replace_module(model, path, new)
     return paths[0]
 
 
-def _replace(model: Any, path: str, new: nn.Module) -> None:
+def replace_module(model: Any, path: str, new: nn.Module) -> None:
+    """Put a module in the place of another."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent) if parent else model, name, new.train(model.training))

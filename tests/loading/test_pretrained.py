@@ -12,7 +12,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from latte.data.tokenizer import END_OF_TEXT, train_bpe
 from latte.errors import UserError
 from latte.files import digest_file
-from latte.loading import load_original, pretrained
+from latte.layers.quantized import Quantized
+from latte.loading import load_any, load_original, pretrained
+from latte.ops import native
 
 TEXT = "one two  12 ways:\n\n1. naïve café 日本語 🙂\n\n22 and\t333\n"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -52,8 +54,9 @@ def gguf_file(tmp_path, model, tokenizer):
     return path
 
 
-def write_gguf(path, model, tokenizer, *, with_tokenizer=True, extra=None, scaling=None, skip=()):
-    """The model as llama.cpp would write it, one matrix of every layer in 8 bits."""
+def write_gguf(path, model, tokenizer, *, with_tokenizer=True, extra=None, scaling=None, skip=(), kinds_of=None):
+    """The model as llama.cpp would write it, one matrix of every layer in 8 bits, or those that ``kinds_of`` names."""
+    kinds_of = {"up_proj": "Q8_0"} if kinds_of is None else kinds_of
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_license("apache-2.0")
@@ -90,7 +93,8 @@ def write_gguf(path, model, tokenizer, *, with_tokenizer=True, extra=None, scali
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             if part in key:  # llama.cpp's rotary pairs are neighbours
                 array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        kind = gguf.GGMLQuantizationType.Q8_0 if "up_proj" in key else gguf.GGMLQuantizationType.F32
+        named = [kind for part, kind in kinds_of.items() if part in key]
+        kind = gguf.GGMLQuantizationType[named[0] if named else "F32"]
         packed = gguf.quantize(np.ascontiguousarray(array), kind)
         writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), packed, raw_dtype=kind)
     for name, array in (extra or {}).items():
@@ -228,6 +232,50 @@ def test_gguf(gguf_file, model, tokenizer):
     config = original.model.config
     same = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "rope_parameters")
     assert all(getattr(config, name) == getattr(model.config, name) for name in (*same, "bos_token_id", "eos_token_id"))
+
+
+PACKED = {"q_proj": "Q4_1", "k_proj": "Q8_0", "up_proj": "Q4_0", "gate_proj": "Q4_0"}
+PACKED |= {"down_proj": "F16", "embed_tokens": "Q8_0"}
+
+
+@torch.no_grad()
+def test_gguf_is_read_as_it_is(tmp_path, model, tokenizer):
+    """The blocks are the weights: the same logits as unpacked by transformers, and no floats in their place."""
+    path = tmp_path / "packed.gguf"
+    write_gguf(path, model, tokenizer, kinds_of=PACKED)
+    unpacked = load_original(str(path))
+    made, its_tokenizer = load_any(str(path))
+    assert its_tokenizer.get_vocab() == tokenizer.get_vocab()
+    ids = torch.tensor([tokenizer("a text of some words")["input_ids"]])
+    torch.testing.assert_close(made(ids).logits, unpacked.model(ids).logits, atol=1e-4, rtol=1e-4)
+    found = {name.split(".")[-2]: part.kind for name, part in quantized_parts(made)}
+    assert found == {name: kind for name, kind in PACKED.items() if kind != "F16"} | {"lm_head": "Q8_0"}
+    made.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again, _ = load_any(str(tmp_path / "saved"))
+    assert torch.equal(again(ids).logits, made(ids).logits)
+    if native.available():
+        assert made.decode_refusal() is None
+    with pytest.raises(UserError, match="quantised already"):
+        load_any(str(path), weights="int8")
+
+
+def quantized_parts(model):
+    named = model.named_modules()
+    return [(f"{name}.blocks", part) for name, part in named if isinstance(part, Quantized)]
+
+
+def test_gguf_with_other_blocks_or_in_part(tmp_path, model, tokenizer):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, model, tokenizer, kinds_of={"up_proj": "Q5_0"})
+    made, _ = load_any(str(path))  # unpacked, by transformers
+    assert isinstance(made, LlamaForCausalLM)
+    write_gguf(path, model, tokenizer, skip=["model.layers.1.mlp.down_proj.weight"])
+    with pytest.raises(UserError, match=r"has no model\.layers\.1\.mlp\.down_proj\.weight"):
+        load_any(str(path))
+    cut(path, 0.9)
+    with pytest.raises(UserError, match="is not a whole GGUF file"):
+        load_any(str(path))
 
 
 def test_gguf_tokenizer_cuts_digits_off_first(gguf_file, tokenizer):
