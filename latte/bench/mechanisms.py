@@ -1,12 +1,19 @@
-"""One layer of every registered mechanism, trained at the width of the small preset: figures for docs/mechanisms.md."""
+"""One layer of every registered mechanism, trained at the width of the small preset: figures for docs/mechanisms.md.
+
+Beside it stands the layer of transformers that does the same, where there is one, in its plain torch code.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor, nn
 
 from latte.bench.figures import Contender, Figure, Plan, sweep
 from latte.bench.harness import Call
 from latte.bench.machine import Peaks
+from latte.bench.mechanism_peers import PEERS
 from latte.mixers import names
 from latte.models.presets import example_layer
 from latte.tokens import Tokens
@@ -14,7 +21,8 @@ from latte.tokens import Tokens
 
 def run(plan: Plan, peaks: Peaks, size: str = "small") -> list[Figure]:
     """Forward and backward; a mechanism that is both is measured causal."""
-    return sweep("mechanisms", "training", [_contender(name, size) for name in names()], plan, peaks)
+    contenders = [_contender(name, size) for name in names()] + [_peer(name, size) for name in PEERS]
+    return sweep("mechanisms", "training", contenders, plan, peaks)
 
 
 def _contender(name: str, size: str) -> Contender:
@@ -24,12 +32,24 @@ def _contender(name: str, size: str) -> Contender:
     quadratic = mixer.config.bidirectional or mixer.growth == "linear"
 
     def prepare(length: int) -> Call:
-        x_BTD = torch.randn(1, length, width, requires_grad=True)
-        gradient = torch.randn(1, length, width)
-        leaves = [x_BTD, *mixer.parameters()]
-        return lambda: torch.autograd.grad(
-            mixer(x_BTD, tokens=Tokens.of(x_BTD))[0], leaves, gradient, allow_unused=True
-        )
+        return _training(mixer, lambda x_BTD: mixer(x_BTD, tokens=Tokens.of(x_BTD))[0], width, length)
 
     growth = 2.0 if quadratic else 1.0
     return Contender(name, prepare, ours=True, growth=growth, memory=lambda length: 800.0 * width * length)
+
+
+def _peer(name: str, size: str) -> Contender:
+    def prepare(length: int) -> Call:
+        torch.manual_seed(0)
+        module, call = PEERS[name](example_layer(name, size))
+        return _training(module, call, width, length)
+
+    width = example_layer(name, size).config.hidden_size
+    return Contender(f"{name} (transformers)", prepare, memory=lambda length: 8000.0 * width * length)
+
+
+def _training(module: nn.Module, call: Callable[[Tensor], Tensor], width: int, length: int) -> Call:
+    x_BTD = torch.randn(1, length, width, requires_grad=True)
+    gradient = torch.randn(1, length, width)
+    leaves = [x_BTD, *module.parameters()]
+    return lambda: torch.autograd.grad(call(x_BTD), leaves, gradient, allow_unused=True)

@@ -22,10 +22,12 @@ Made from the registry by `python -m latte.report.gallery > docs/mechanisms.md`;
 `small` preset (width 384, 8 heads): the state of one row in KiB, for a state that grows with every token per token;
 millions of flops of one token of a forward pass behind 4,096 others, in projections and in what the mechanism itself
 counts beside them; whether its weights are probabilities; and tokens per second in training at 4,096 tokens, forward
-and backward, as `latte bench --suite mechanisms --out docs/results/mechanisms` measured them.
+and backward, as `latte bench --suite mechanisms --lengths 4096 --out docs/results/mechanisms` measured them, and how
+many times as many that is as the layer of transformers with the same widths in its torch code. Where a layer is mostly
+projections, as Lightning's, both are bound by the same matrix products, and no mixing is fast enough for more.
 
-| mechanism | directions | state (KiB) | growth | Mflop a token | normalised | tokens/s |
-|---|---|---|---|---|---|---|
+| mechanism | directions | state (KiB) | growth | Mflop a token | normalised | tokens/s | over transformers |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -41,7 +43,7 @@ def page(results: Path | None = None) -> str:
             *_state(layer),
             f"{layer.flops_per_token(CONTEXT) / 1e6:.2f}",
             "yes" if getattr(cls, "normalised", False) else "",
-            measured.get(name, "-"),
+            *measured.get(name, ("-", "-")),
         ]
         rows.append(f"| {' | '.join(cells)} |\n")
         sections.append(_section(name, cls))
@@ -81,15 +83,22 @@ def _size(layer: Mixer, x_BTD: torch.Tensor) -> int:
     return 0 if after is None else after.nbytes
 
 
-def _measured(results: Path | None) -> dict[str, str]:
+def _measured(results: Path | None) -> dict[str, tuple[str, str]]:
+    """Tokens per second, and how many times those of the peer."""
     if results is None or not results.is_file():
         return {}
     figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
-    return {
-        figure["name"]: f"{figure['length'] / figure['best']:,.0f}"
+    seconds = {
+        figure["name"]: figure["best"]
         for figure in figures
         if figure["suite"] == "mechanisms" and figure["length"] == CONTEXT and "best" in figure
     }
+
+    def ratio(name: str) -> str:
+        peer = f"{name} (transformers)"
+        return f"{seconds[peer] / seconds[name]:.1f}" if peer in seconds else "-"
+
+    return {name: (f"{CONTEXT / best:,.0f}", ratio(name)) for name, best in seconds.items()}
 
 
 if __name__ == "__main__":

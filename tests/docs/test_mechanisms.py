@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from latte.bench import mechanisms
 from latte.bench.figures import Plan
 from latte.bench.machine import Peaks
+from latte.bench.mechanism_peers import PEERS
 from latte.mixers import names
+from latte.models.presets import example_layer
 from latte.report.gallery import CONTEXT, RESULTS, page
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +31,30 @@ def test_every_mechanism_has_a_row_and_a_section():
 
 
 def test_measured_figures_become_tokens_per_second(tmp_path):
-    figures = [{"suite": "mechanisms", "name": "gla", "length": CONTEXT, "best": 0.5}, {"suite": "ops"}]
+    best = {"gla": 0.5, "mamba": 0.25, "mamba (transformers)": 3.0}
+    figures = [{"suite": "mechanisms", "name": name, "length": CONTEXT, "best": best[name]} for name in best]
+    figures += [{"suite": "ops"}, {"suite": "mechanisms", "name": "kda", "length": CONTEXT, "skipped": "too long"}]
     (tmp_path / "results.json").write_text(json.dumps({"figures": figures}))
     rows = [row for row in page(tmp_path / "results.json").splitlines() if "](#" in row]
-    last = {row.split("`")[1]: row.split(" | ")[-1] for row in rows}
-    assert last["gla"] == "8,192 |"
-    assert last["retnet"] == "- |"
+    last = {row.split("`")[1]: row.split(" | ")[-2:] for row in rows}
+    assert last["gla"] == ["8,192", "- |"]
+    assert last["mamba"] == ["16,384", "12.0 |"]
+    assert last["retnet"] == last["kda"] == ["-", "- |"]
 
 
 def test_the_suite_trains_one_layer_of_every_mechanism():
     plan = Plan((8,), repeats=1, budget=0.1, longest=5.0, say=lambda line: None)
     figures = mechanisms.run(plan, Peaks(1e9, 1e9), "tiny")
-    assert {figure.name for figure in figures} == set(names())
-    assert all(figure.best for figure in figures), [f.skipped for f in figures if not f.best]
+    assert {figure.name for figure in figures} == set(names()) | {f"{name} (transformers)" for name in PEERS}
+    ours = [figure for figure in figures if figure.ours]
+    assert all(figure.best for figure in ours), [f.skipped for f in ours if not f.best]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_has_the_sizes_of_ours(name):
+    """As many parameters, but for parts that only one of them has: Longformer's output projection, MiniMax's gates."""
+    ours = example_layer(name, "small")
+    theirs, call = PEERS[name](ours)
+    count = [sum(parameter.numel() for parameter in module.parameters()) for module in (ours, theirs)]
+    assert count[1] == pytest.approx(count[0], rel=0.0 if name not in ("longformer", "lightning") else 0.2)
+    assert call(torch.zeros(1, 128, ours.config.hidden_size)).shape == (1, 128, ours.config.hidden_size)
