@@ -1004,6 +1004,13 @@ MUTANTS = [
         STEP,
     ),
     Mutant(
+        "a fading state forgets in steps of another head",
+        "latte/ops/native/stages_matrix.h",
+        "double(((const T*)s_.decay)[h])",
+        "double(((const T*)s_.decay)[0])",
+        STEP,
+    ),
+    Mutant(
         "the minimum of a block of weights is left out",
         "latte/ops/native/blocks.h",
         "to[0] = to[0] * d + m, to[1] = to[1] * d + m;",

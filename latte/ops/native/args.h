@@ -206,7 +206,7 @@ struct NormBackward {
 };
 
 constexpr int64_t kMatrices = 4;
-enum Activation { kIdentity, kSilu, kGeluTanh, kGelu };
+enum Activation { kIdentity, kSilu, kGeluTanh, kGelu, kSigmoid, kLogSigmoid };
 // How weights are kept: floats of the call's type, or blocks of few bits (blocks.h).
 enum Format { kFloats, kQ8_0, kQ4_0, kQ4_1, kQ4_K, kQ6_K };
 

@@ -249,6 +249,12 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
         program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, 0, wide, any(I * D), nullptr, I, 0, wide, nullptr, nullptr, 0, 0, none});
         program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     }
+    const int64_t memory = state.part<T>(G * K * K), faded = x(G * K);
+    program.add(kTurn, stage::Turn{k, near, G, K});
+    program.add(kDecay, stage::Decay{k, v, v, faded, extra ? k : none, extra ? nullptr : any(G), G, K, K, 0.5, 0.5, -0.1, memory});
+    program.add(kGate, stage::Gate{faded, v, G * K});
+    program.add(kProduct, stage::Product{faded, G * K, kSigmoid, 0, 1, any(D * G * K), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
+    program.add(kProduct, stage::Product{normed, D, kLogSigmoid, 0, 1, any(D * D), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 1e-6, 0});
     program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, 0, kOutput, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     const int64_t d = sizeof(T) == 8, rows = B * tokens;

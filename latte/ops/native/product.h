@@ -100,6 +100,11 @@ LATTE_INLINE Vec<T> activated(int64_t act, Vec<T> x) {
         const Vec<T> inner = (x + x * x * x * splat(T(0.044715))) * splat(T(0.7978845608028654));
         return x * splat(T(0.5)) * (splat(T(1)) + vtanh(inner));
     }
+    if (act == kSigmoid) return 1 / (1 + vexp(-x));
+    if (act == kLogSigmoid) {
+        for (int i = 0; i < kWidth<T>; ++i) x[i] = T((x[i] < 0 ? double(x[i]) : 0.0) - ::log1p(::exp(-::fabs(double(x[i])))));
+        return x;
+    }
     if (act == kGelu)
         for (int i = 0; i < kWidth<T>; ++i) x[i] = T(0.5 * double(x[i]) * (1 + ::erf(double(x[i]) * 0.7071067811865476)));
     return x;

@@ -20,7 +20,7 @@ NONE = -1
 #: A layer's keys and values: addresses of keys, values, sink keys and sink values, slots, sinks.
 MEMORY_FIELDS = 6
 #: What a product may be followed by.
-ACTIVATIONS = {"identity": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
+ACTIVATIONS = {"identity": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "sigmoid": 4, "logsigmoid": 5}
 
 
 class Field(NamedTuple):

@@ -46,8 +46,16 @@
 #define LATTE_FIELDS_Latents(I, R, W, X, S) \
     X(slots) X(k) X(v) X(seen) X(window_norm) X(y) W(bias) I(heads) I(groups) I(latents) I(value_width) S(log_norm) S(mean)
 
+// x turned by the token's place, head by head; x times another activation. Both in place.
+#define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width)
+#define LATTE_FIELDS_Gate(I, R, W, X, S) X(x) X(gate) I(width)
+// S' = e^g S + k v^T    y = S'^T q    with k and q scaled; g: decay_scale times an activation of every key channel, or `decay` of every
+// head (H). Heads have keys and values of their own.
+#define LATTE_FIELDS_Decay(I, R, W, X, S) \
+    X(q) X(k) X(v) X(y) X(g) W(decay) I(heads) I(key_width) I(value_width) R(query_scale) R(key_scale) R(decay_scale) S(sum)
+
 #define LATTE_STAGES(STAGE) \
-    STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Conv) STAGE(Rglru) STAGE(Angles) STAGE(Keep) STAGE(Attend) STAGE(Merge) STAGE(Latents)
+    STAGE(Turn) STAGE(Gate) STAGE(Decay) STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Conv) STAGE(Rglru) STAGE(Angles) STAGE(Keep) STAGE(Attend) STAGE(Merge) STAGE(Latents)
 
 namespace latte {
 

@@ -67,6 +67,27 @@ class Stage<stage::Angles, T> : public Task<T> {
     const stage::Angles& s_;
 };
 
+template <class T>
+class Stage<stage::Turn, T> : public Task<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Turn& s) : f_(f), s_(s), mem_(room(s.width, sizeof(T))), raw_(mem_.take<T>(s.width)) {}
+    int64_t pieces() const override { return f_.rows; }
+    void run(int64_t r) override {
+        const int64_t K = s_.width;
+        for (int64_t h = 0; h < s_.heads; ++h) {
+            T* x = f_.at(s_.x) + (r * s_.heads + h) * K;
+            memcpy(raw_, x, size_t(K) * sizeof(T));
+            turned(x, raw_, f_.at(s_.angles) + r * K, K);
+        }
+    }
+
+  private:
+    const Frame<T>& f_;
+    const stage::Turn& s_;
+    Scratch mem_;
+    T* raw_;
+};
+
 // A key-value head of a row is a piece.
 template <class T>
 class Stage<stage::Keep, T> : public Task<T> {

@@ -100,6 +100,22 @@ class Stage<stage::Norm, T> : public RowTask<T> {
 };
 
 template <class T>
+class Stage<stage::Gate, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Gate& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        T* x = this->f_.at(s_.x) + r * s_.width;
+        const T* gate = this->f_.at(s_.gate) + r * s_.width;
+        for (int64_t c = 0; c < s_.width; ++c) x[c] *= gate[c];
+    }
+
+  private:
+    const stage::Gate& s_;
+};
+
+template <class T>
 class Stage<stage::Product, T> : public Task<T> {
   public:
     Stage(const Frame<T>& f, const stage::Product& s)

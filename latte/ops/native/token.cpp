@@ -6,6 +6,7 @@
 // and go through the stages together; what passes between stages stays in the cache.
 #include "stages_attention.h"
 #include "stages_latents.h"
+#include "stages_matrix.h"
 #include "stages_recurrent.h"
 #include "stages_rows.h"
 
