@@ -40,12 +40,20 @@ def compare(model, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(tensor, expected, atol=1e-3, rtol=1e-4, msg=name)
 
 
+def served(model) -> bool:
+    """Whether one native call stands for the layers: of families that say their shape, and without kept tokens."""
+    wanted = model.family.shape is not None and not model.config.options.get("kept")
+    assert (model.decode_refusal() is None) == wanted
+    return wanted
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("way", range(len(WAYS)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_states_are_those_of_the_layers(family, way, rows, monkeypatch, calls):
-    compare(opened(convert(small_model(family), WAYS[way])).eval(), rows, monkeypatch)
-    assert len(calls) == 12
+    model = opened(convert(small_model(family), WAYS[way])).eval()
+    compare(model, rows, monkeypatch)
+    assert len(calls) == (12 if served(model) else 0)
 
 
 def test_a_family_without_a_shape_is_read_layer_by_layer(monkeypatch, calls):
@@ -61,7 +69,7 @@ def test_two_hundred_tokens_and_greedy_text(family, monkeypatch, calls):
     model = opened(convert(small_model(family), WAYS[0])).eval()
     settings = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None}
     found = model.generate(ids(1, 7), **settings)
-    assert len(calls) == 199
+    assert len(calls) == (199 if served(model) else 0)
     monkeypatch.setenv("LATTE_BACKEND", "torch")
     assert torch.equal(model.generate(ids(1, 7), **settings), found)
 
