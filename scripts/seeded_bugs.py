@@ -50,8 +50,9 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-SELECTION, KEPT_PY, KEPT_STATE, KEPT_ATTEND = (
-    f"latte/ops/{name}.py" for name in ("kept_selection", "kept", "kept_state", "kept_attend")
+SELECTION, KEPT_PY, KEPT_STATE, KEPT_ATTEND, KEPT_STEP, RECEIVED = (
+    f"latte/ops/{name}.py"
+    for name in ("kept_selection", "kept", "kept_state", "kept_attend", "kept_step", "kept_received")
 )
 GATED, LOG_KEY, DECAY_PY = "latte/ops/gated.py", "latte/ops/log_key.py", "latte/ops/decay.py"
 WINDOW_PY, SCAN_PY, TOKENS_PY = "latte/ops/window.py", "latte/ops/scan.py", "latte/tokens.py"
@@ -390,9 +391,9 @@ MUTANTS = [
     ),
     Mutant(
         "of equal scores the later is kept, in a step",
-        KEPT_PY,
-        "taken_B1G = there_B11 & (s_gone_B1G > least_BG[:, None])",
-        "taken_B1G = there_B11 & (s_gone_B1G >= least_BG[:, None])",
+        KEPT_STEP,
+        "taken_B1G = there_B11 & (leaves.s_B1G > least_BG[:, None])",
+        "taken_B1G = there_B11 & (leaves.s_B1G >= least_BG[:, None])",
         KEPT,
     ),
     Mutant(
@@ -411,7 +412,7 @@ MUTANTS = [
     ),
     Mutant(
         "a place is not capped in a step",
-        KEPT_PY,
+        KEPT_STEP,
         "logits_BHN = torch.where(beyond_BHN, others_BHN, logits_BHN)",
         "logits_BHN = torch.where(beyond_BHN, logits_BHN, logits_BHN)",
         KEPT,
@@ -439,7 +440,7 @@ MUTANTS = [
     ),
     Mutant(
         "sinks are kept a second time",
-        KEPT_PY,
+        KEPT_STEP,
         "there_B11 = real_B11 & (place_B11 - left >= state.window.sink_keys_BNGK.shape[1])",
         "there_B11 = real_B11 & (place_B11 - left >= 0)",
         KEPT,
@@ -467,9 +468,23 @@ MUTANTS = [
     ),
     Mutant(
         "scores do not count in the logits of a step",
-        KEPT_PY,
-        "_per_query_head(weight_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
-        "0 * _per_query_head(weight_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
+        KEPT_STEP,
+        "_per_query_head(weights.logits_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
+        "0 * _per_query_head(weights.logits_G.to(dtype) * state.kept_scores_BNG, q_B1HK)",
+        KEPT,
+    ),
+    Mutant(
+        "a token leaves before its last query in the window has looked",
+        KEPT_STEP,
+        "got_B1G = take_tokens(received_BRG, slot_B1)",
+        "got_B1G = take_tokens(state.received_BRG, slot_B1)",
+        KEPT_FORMS,
+    ),
+    Mutant(
+        "a token receives attention from outside of its window",
+        RECEIVED,
+        "seen = (place >= 0) & (place <= left) &",
+        "seen = (place <= left) &",
         KEPT,
     ),
     # The window.

@@ -206,7 +206,7 @@ def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any
         options={**options, "num_latents": heads * options["num_latents"], "slot0_bias": CLOSED},
     )
     size, sinks = options["window"], options.get("sinks", 0)
-    kept = {name: options[name] for name in ("kept", "reach", "score_weight") if name in options}
+    kept = {name: options[name] for name in ("kept", "reach", "score_weight", "received") if name in options}
     own = family.own_window(original, layer)
     if own is not None and own <= size:
         size, sinks, kept = own, 0, {}  # all that the pretrained layer ever saw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ class Window(nn.Module):
 
     Behind the window ``kept`` tokens stay in sight, those with the best scores W_s x + r place per key/value head; the
     scores, times a learned weight, are added to their logits. With a recency r > 0 a token needs a better score the
-    older it is. A kept token further back than ``reach`` is looked at as if it were that far.
+    older it is. With ``received`` scores also hold the log of the attention that a token got while the window saw it,
+    times a weight that starts there. A kept token further back than ``reach`` is looked at as if it were that far.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Window(nn.Module):
         kept: int = 0,
         reach: int | None = None,
         score_weight: float = 0.0,
+        received: float | None = None,
     ) -> None:
         super().__init__()
         if size < 0 or sinks < 0:
@@ -60,15 +63,19 @@ class Window(nn.Module):
         self._rotary: Rotary | None = rotary(config.width, config.rope_theta) if rope else None
         self.scale: float | None = None  # of queries times keys; None: 1/sqrt(width)
         self._build_projections()
-        self.kept, self.reach, self.first_score_weight = kept, reach, score_weight
+        self.kept, self.reach, self.first_weights = kept, reach, (score_weight, received)
         self.score_proj = Linear(config.hidden_size, config.kv_heads) if kept else None
         self.score_weight = nn.Parameter(torch.full((config.kv_heads,), float(score_weight))) if kept else None
         # By how much a token's score exceeds that of a token PLACES earlier with the same content.
         self.score_recency = nn.Parameter(torch.zeros(config.kv_heads)) if kept else None
+        self.received_weight: nn.Parameter | None = None
+        if kept and received is not None:
+            self.received_weight = nn.Parameter(torch.full((config.kv_heads,), float(received)))
 
     def reset_parameters(self) -> None:
-        if self.score_weight is not None:
-            init.constant_(self.score_weight, self.first_score_weight)
+        for weight, start in zip((self.score_weight, self.received_weight), self.first_weights, strict=True):
+            if weight is not None and start is not None:
+                init.constant_(weight, start)
         if self.score_recency is not None:
             init.zeros_(self.score_recency)
 
@@ -91,16 +98,21 @@ class Window(nn.Module):
     def init_state(self, like_BTD: Tensor) -> Any:
         heads, width = self.config.kv_heads, self.config.width
         if self.kept:
-            return KeptState.empty(like_BTD, self.size, self.sinks, self.kept, heads, width, width)
+            sizes = (self.size, self.sinks, self.kept, heads, width, width)
+            return KeptState.empty(like_BTD, *sizes, received=self.received_weight is not None)
         return WindowState.empty(like_BTD, self.size, self.sinks, heads, width, width)
 
     def scores(self, x_BTD: Tensor, tokens: Tokens) -> Tensor | None:
         """How much each token is worth keeping, (B, T, G), at least float32; None where nothing is kept."""
         if not self.kept or self.score_proj is None or self.score_recency is None:
             return None
-        wide = compute_dtype(x_BTD)
+        wide, kind = compute_dtype(x_BTD), x_BTD.device.type
+        # Narrow products could not tell many tokens apart.
+        plain = not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind)
+        with nullcontext() if plain else torch.autocast(kind, enabled=False):
+            s_BTG = self.score_proj(x_BTD).to(wide)
         place_BT1 = tokens.place_BT[..., None].to(wide) / PLACES
-        return torch.addcmul(self.score_proj(x_BTD).to(wide), place_BT1, self.score_recency.to(wide))
+        return torch.addcmul(s_BTG, place_BT1, self.score_recency.to(wide))
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | KeptState | None, tokens: Tokens
@@ -127,8 +139,9 @@ class Window(nn.Module):
             q_BTHK, k_BTGK = (self.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
         shared = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "sink_query": sink_query}
         if s_BTG is not None:
-            weight = None if self.score_weight is None else self.score_weight.to(q_BTHK.dtype)
-            kept = {"kept": self.kept, "weight": weight, "far": far}
+            weights = (self.score_weight, self.received_weight)
+            weight, received = (None if x is None else x.to(q_BTHK.dtype) for x in weights)
+            kept = {"kept": self.kept, "weight": weight, "received": received, "far": far}
             return kept_attention(
                 q_BTHK, k_BTGK, v_BTGV, s_BTG, left=self.size, **kept, **shared, state=state, tokens=tokens
             )

@@ -71,7 +71,7 @@ def _example(**options: Any) -> dict[str, Any]:
 
 def kept_options(options: Any) -> dict[str, Any]:
     """What of the options concerns the tokens behind the window."""
-    return {"kept": options.kept, "reach": options.reach, "score_weight": options.score_weight}
+    return {name: getattr(options, name) for name in ("kept", "reach", "score_weight", "received")}
 
 
 @register("latte")
@@ -99,6 +99,7 @@ class LatteMixer(HeadMixer):
         kept: int = 0  # tokens behind the window that stay in sight: those with the best learned scores
         reach: int | None = None  # largest distance at which a kept token is looked at; None: its own
         score_weight: float = 0.0  # start of the learned weight of scores in the logits of kept tokens
+        received: float | None = None  # start of the weight, in scores, of log attention got in the window; None: none
         softcap: float | None = None  # of the window's logits
         rope: bool = True  # on the window's queries and keys
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
@@ -124,6 +125,7 @@ class LatteMixer(HeadMixer):
             feed="rglru", window=3, sinks=2, kept=4, coupled=True, reach=9, num_key_value_heads=1, score_weight=1.0
         ),
         _example(window=0, kept=2, rope=False, softcap=3.0, score_weight=-0.5),
+        _example(window=3, sinks=1, kept=3, received=0.8, score_weight=0.5),
         _example(decay="constant"),
         _example(decay="data", feed="conv", window=3),
         _example(bidirectional=True),

@@ -20,29 +20,40 @@ from latte.tokens import Tokens, take_tokens
 class KeptState(State):
     """The window's state, scores of the tokens in its ring, and what is kept behind it.
 
-    An empty slot has place -1. A key that is out of reach for the next query is stored turned back to place 0.
+    An empty slot has place -1. A key that is out of reach for the next query is stored turned back to place 0. Where
+    attention received in the window counts, ``received`` is what the tokens in the ring have got so far.
     """
 
     window: WindowState
     scores_BRG: Tensor
-    kept_keys_BNGK: Tensor
-    kept_values_BNGV: Tensor
+    received_BRG: Tensor | None
     kept_scores_BNG: Tensor
     kept_places_BNG: Tensor
+    kept_keys_BNGK: Tensor
+    kept_values_BNGV: Tensor
 
     @classmethod
     def empty(
-        cls, like_BT: Tensor, left: int, sinks: int, kept: int, kv_heads: int, key_width: int, value_width: int
+        cls,
+        like_BT: Tensor,
+        left: int,
+        sinks: int,
+        kept: int,
+        kv_heads: int,
+        key_width: int,
+        value_width: int,
+        received: bool = False,
     ) -> KeptState:
         B, device = like_BT.shape[0], like_BT.device
         dtype = compute_dtype(like_BT)
         return cls(
             WindowState.empty(like_BT, left, sinks, kv_heads, key_width, value_width),
             torch.zeros(B, left, kv_heads, dtype=dtype, device=device),
-            like_BT.new_zeros(B, kept, kv_heads, key_width),
-            like_BT.new_zeros(B, kept, kv_heads, value_width),
+            torch.zeros(B, left, kv_heads, dtype=dtype, device=device) if received else None,
             torch.full((B, kept, kv_heads), EMPTY, dtype=dtype, device=device),
             torch.full((B, kept, kv_heads), -1, dtype=torch.long, device=device),
+            like_BT.new_zeros(B, kept, kv_heads, key_width),
+            like_BT.new_zeros(B, kept, kv_heads, value_width),
         )
 
 
@@ -60,6 +71,13 @@ class Far(NamedTuple):
     turn_back: Callable[[Tensor, Tensor], Tensor]
 
 
+class Weights(NamedTuple):
+    """What else scores do, and what else they are made of."""
+
+    logits_G: Tensor | None  # of scores in the logits of kept tokens
+    received_G: Tensor | None  # of log attention received in the window, in scores
+
+
 class Sources(NamedTuple):
     """All that may be kept: the slots before these tokens, the ring, and these tokens, in this order."""
 
@@ -68,6 +86,8 @@ class Sources(NamedTuple):
     scores_BSG: Tensor
     places_BSG: Tensor
     back_BSGK: Tensor | None  # keys turned back to place 0, where some are too far
+    given_BSG: Tensor  # scores as they were given, without attention received
+    received_BSG: Tensor | None = None  # attention received in the window so far
 
 
 def all_sources(
@@ -94,7 +114,7 @@ def all_sources(
         beyond_BNG = tokens.start_B[:, None, None] - state.kept_places_BNG > far.reach
         stored_BSG = F.pad(beyond_BNG, (0, 0, 0, k_BSGK.shape[1] - beyond_BNG.shape[1]))
         back_BSGK = torch.where(stored_BSG[..., None], k_BSGK, far.turn_back(k_BSGK, place_BSG.clamp(min=0)))
-    return Sources(k_BSGK, v_BSGV, s_BSG, place_BSG, back_BSGK)
+    return Sources(k_BSGK, v_BSGV, s_BSG, place_BSG, back_BSGK, s_BSG)
 
 
 def state_after(
@@ -120,14 +140,19 @@ def state_after(
     slot_R = torch.arange(left, device=last_B1.device)
     ring_BR = last_B1 - (last_B1 - slot_R) % max(left, 1)
     read_B1 = tokens.read_B[:, None]
-    ring_scores_BRG = take_tokens(sources.scores_BSG, (N + left + read_B1 - 1 - (last_B1 - ring_BR)).clamp(min=N))
+    index_BR = (N + left + read_B1 - 1 - (last_B1 - ring_BR)).clamp(min=N)
+
+    def in_ring(x_BSG: Tensor) -> Tensor:
+        return torch.where((ring_BR >= 0)[..., None], take_tokens(x_BSG, index_BR), 0.0)
+
     return KeptState(
         window,
-        torch.where((ring_BR >= 0)[..., None], ring_scores_BRG, 0.0),
-        torch.where(empty_BNG[..., None], 0.0, k_BNGK),
-        torch.where(empty_BNG[..., None], 0.0, v_BNGV),
+        in_ring(sources.given_BSG),
+        None if sources.received_BSG is None else in_ring(sources.received_BSG),
         torch.where(empty_BNG, EMPTY, scores_BNG),
         torch.where(empty_BNG, -1, places_BNG),
+        torch.where(empty_BNG[..., None], 0.0, k_BNGK),
+        torch.where(empty_BNG[..., None], 0.0, v_BNGV),
     )
 
 

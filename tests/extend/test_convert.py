@@ -19,7 +19,7 @@ WAYS = [
     {"window": 4, "sinks": 2, "num_latents": 3, "feed": "conv", "coupled": True},
     {"window": 5, "sinks": 0, "num_latents": 2, "feed": "rglru", "coupled": False},
     {"window": 3, "sinks": 1, "num_latents": 2, "feed": "x", "coupled": True, "feed_norm": True},
-    {"window": 3, "sinks": 1, "num_latents": 2, "coupled": True, "kept": 4, "reach": 9},
+    {"window": 3, "sinks": 1, "num_latents": 2, "coupled": True, "kept": 4, "reach": 9, "received": 0.5},
 ]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

@@ -71,7 +71,13 @@ def _window(left: int, groups: int = 2, sinks: int = 0, softcap: float | None = 
 
 
 def _kept(
-    left: int, kept: int, groups: int = 2, sinks: int = 0, softcap: float | None = None, reach: int | None = None
+    left: int,
+    kept: int,
+    groups: int = 2,
+    sinks: int = 0,
+    softcap: float | None = None,
+    reach: int | None = None,
+    received: float | None = None,
 ) -> Causal:
     """With a reach queries and keys are turned by their places."""
     turning = Rotary((1.0, 0.3, 0.02), stretch=1.2)
@@ -86,7 +92,8 @@ def _kept(
             far = ops.Far(reach, turning.turn_to(q, torch.full_like(tokens.place_BT, reach)), turning.turn_back)
             q, k = turning.turn(q, tokens), turning.turn(k, tokens)
         options = {"left": left, "kept": kept, "sinks": sinks, "softcap": softcap, "scale": 0.7, "weight": weight}
-        return ops.kept_attention(q, k, v, s, far=far, tokens=tokens, **options, **kwargs)
+        got = None if received is None else torch.full_like(weight, received)
+        return ops.kept_attention(q, k, v, s, far=far, received=got, tokens=tokens, **options, **kwargs)
 
     return Causal("kept_attention", make, call)
 
@@ -294,6 +301,8 @@ CAUSAL = {
     "kept_attention, left 5, 20 kept, 4 groups": _kept(5, 20, groups=4),
     "kept_attention, left 2, 5 kept, 1 sink, reach 6": _kept(2, 5, sinks=1, reach=6),
     "kept_attention, left 0, 3 kept, reach 1": _kept(0, 3, reach=1),
+    "kept_attention, left 3, 4 kept, 1 sink, received": _kept(3, 4, sinks=1, received=1.5),
+    "kept_attention, left 0, 2 kept, softcap, received": _kept(0, 2, groups=1, softcap=2.0, received=0.7),
     "diagonal_scan": _scan(0.3),
     "diagonal_scan, strong": _scan(50.0),
     "complex_scan": _complex_scan(0.3, constant=False),

@@ -154,6 +154,38 @@ def test_blocks_of_events_give_what_events_one_by_one_give(
             assert set(seen) == expected
 
 
+@given(
+    T=st.sampled_from([4, 20, 70]),
+    left=st.sampled_from([0, 2, 5]),
+    sinks=st.sampled_from([0, 2]),
+    masked=st.booleans(),
+    documents=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 10**6),
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_received_in_the_window_counts(backend, T, left, sinks, masked, documents, seed):
+    """Sums of the weights under the softmax of window and sinks, over all queries that see a token in the window."""
+    g = generator(seed)
+    q, k, v, s = (normal(g, 2, T, *shape) for shape in ((4, 6), (2, 6), (2, 3), (2,)))
+    mask = flags(g, 2, T, 0.8) if masked else torch.ones(2, T, dtype=torch.bool)
+    reset = flags(g, 2, T, documents)
+    place, document = places(mask, reset)
+    distance = place[:, :, None] - place[:, None, :]
+    same = (document[:, :, None] == document[:, None, :]) & mask[:, None, :] & mask[:, :, None]
+    near = same & (distance >= 0) & (distance <= left)
+    seen = near | (same & (distance > left) & (place < sinks)[:, None, :])
+    logits = torch.einsum("bthk,bshk->bhts", q, k.repeat_interleave(2, 2)) / 6**0.5
+    weights = torch.nan_to_num(logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1)) * near[:, None]
+    received = weights.sum(2).unflatten(1, (2, 2)).sum(2).transpose(1, 2)
+    weight, of_received = normal(g, 2), normal(g, 2).abs()
+    scores = s + of_received * received.clamp(min=1e-20).log()
+    expected = by_the_rule(q, k, v, scores, weight, mask, reset, left, sinks, 3)
+    tokens = Tokens.of(q, mask=mask, reset=reset)
+    options = {"left": left, "kept": 3, "sinks": sinks, "weight": weight, "received": of_received}
+    y, _, _ = kept_attention(q, k, v, s, **options, tokens=tokens, backend=backend)
+    assert_close(y, expected)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_window_that_holds_everything_keeps_nothing(backend):
     g = generator(0)
