@@ -83,7 +83,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         model = convert(copy.deepcopy(original.model), options)
         if remember is not None:
             console.print(f"stage {REMEMBER}: scores of the tokens to keep, {recipe.remember.rows} rows")
-            remember.run(model, console)
+            remember.run(model, console, args.process_index == 0)
         for number, stage in enumerate(stages, 1):
             console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
             if not stage.is_finished():

@@ -43,9 +43,14 @@ class Remember:
     held_out: PackedRows
     model_digest: str
     digests: list[str]  # of the texts besides the corpus
+    writes: bool = True
 
-    def run(self, model: LatteExtendedForCausalLM, console: Console) -> None:
-        """Fit the scores, resume, or load what is finished; afterwards the model keeps tokens by them."""
+    def run(self, model: LatteExtendedForCausalLM, console: Console, writes: bool = True) -> None:
+        """Fit the scores, resume, or load what is finished; afterwards the model keeps tokens by them.
+
+        Of several processes all do the same, and one ``writes``.
+        """
+        self.writes = writes
         if self.is_finished():
             self._take(model, self.folder / SCORES)
         elif self.recipe.remember.scores is not None:
@@ -54,7 +59,8 @@ class Remember:
         else:
             sums = self._fit(model, console)
             self._finish(model, self._solve(model, sums))
-            remove(self.folder / SUMS)
+            if writes:
+                remove(self.folder / SUMS)
 
     def is_finished(self) -> bool:
         """Whether there are scores."""
@@ -78,17 +84,20 @@ class Remember:
     def _fit(self, model: LatteExtendedForCausalLM, console: Console) -> dict[int, ScoreSums]:
         settings = self.recipe.remember
         done, sums = self._resumed(model)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        before = [line for line in read_metrics(self.folder) if line["step"] <= done]
-        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in before))
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            before = [line for line in read_metrics(self.folder) if line["step"] <= done]
+            write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in before))
         if done:
             console.print(f"going on from row {done} of {settings.rows}")
         with _shown(console, settings.rows, done) as advance:
             for row in range(done, settings.rows):
                 self._read(model, self._row(row, model.device), sums)
                 figures = {"r2": _mean([float(each.solve(settings.ridge)[1].mean()) for each in sums.values()])}
-                self._log(row + 1, figures)
                 advance(figures)
+                if not self.writes:
+                    continue
+                self._log(row + 1, figures)
                 if (row + 1) % settings.save_every == 0 and row + 1 < settings.rows:
                     self._save(sums, row + 1)
         return sums
@@ -147,6 +156,8 @@ class Remember:
         return found
 
     def _finish(self, model: LatteExtendedForCausalLM, r2: dict[int, float] | None) -> None:
+        if not self.writes:
+            return
         captured = self._captured(model)
         figures = [
             {"layer": index, **({} if r2 is None else {"r2": round(r2[index], 6)}), "captured": round(share, 6)}

@@ -9,7 +9,7 @@ import pytest
 
 from latte.cli.main import main
 from tests.workflows.test_extension import arguments, folder  # noqa: F401  (a fixture)
-from tests.workflows.test_remembering import SETTINGS
+from tests.workflows.test_remembering import SETTINGS, refusal
 
 FRONTIER = {
     **SETTINGS,
@@ -71,8 +71,4 @@ def test_mistakes_are_refused_in_a_sentence(
     changes: dict[str, object],
     message: str,
 ) -> None:
-    assert main(["extend", *arguments(folder, **{**FRONTIER, **changes})]) != 0
-    printed = capsys.readouterr().err
-    assert message in " ".join(printed.split())
-    assert "Traceback" not in printed
-    assert not (folder / "out-run").exists()
+    assert message in refusal(folder, {**FRONTIER, **changes}, capsys)

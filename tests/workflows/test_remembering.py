@@ -36,6 +36,15 @@ def scores(run: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(run / "remember" / "scores" / "scores.safetensors")
 
 
+def refusal(folder: Path, settings: dict[str, object], capsys: pytest.CaptureFixture[str]) -> str:  # noqa: F811
+    """What a refused command prints; it leaves nothing behind."""
+    assert main(["extend", *arguments(folder, **settings)]) != 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in printed
+    assert not (folder / "out-run").exists()
+    return printed
+
+
 def test_scores_are_fitted_shown_and_saved_with_the_model(
     folder: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -121,11 +130,7 @@ def test_mistakes_are_refused_in_a_sentence(
     settings = {**SETTINGS, **changes}
     if settings["kept"] == 54:
         settings["transfer.sequence_length"] = 96
-    assert main(["extend", *arguments(folder, **settings)]) != 0
-    printed = capsys.readouterr().err
-    assert message in " ".join(printed.split())
-    assert "Traceback" not in printed
-    assert not (folder / "out-run").exists()
+    assert message in refusal(folder, settings, capsys)
 
 
 def test_a_bar_is_drawn_on_a_terminal() -> None:
