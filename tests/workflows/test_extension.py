@@ -71,6 +71,7 @@ def arguments(folder: Path, out: str = "out", **more: object) -> list[str]:
         "judge.max_tokens": 400,
         "judge.retrieval_contexts": "[96]",
         "judge.retrieval_trials": 1,
+        "judge.retrieval_tasks": "[fact]",
         "judge.decode_contexts": "[32]",
         "judge.decode_tokens": 2,
         **more,
