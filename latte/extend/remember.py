@@ -137,3 +137,8 @@ def score_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What decides which tokens are kept, by name."""
     names = ("window.score_proj.weight", "window.score_recency")
     return {name: value for name, value in model.named_parameters() if name.endswith(names)}
+
+
+def fixed_scores(model: nn.Module) -> list[nn.Parameter]:
+    """What later stages leave alone: choosing has no gradient, a weight of scores in logits would weigh the place."""
+    return [value for name, value in model.named_parameters() if ".window.score_" in name]

@@ -19,7 +19,7 @@ from latte.extend.layer import CLOSED
 from latte.extend.losses import distillation_loss, teacher_states, transfer_losses
 from latte.extend.low_rank import low_rank, without_low_rank
 from latte.extend.model import LatteExtendedForCausalLM
-from latte.extend.remember import score_parameters
+from latte.extend.remember import fixed_scores
 from latte.files import write_text
 from latte.loading.layout import LAYERS, LAYERS_BEFORE, MODEL
 from latte.recipe import DistilRecipe, ExtendRecipe, StageRecipe
@@ -55,7 +55,7 @@ class Stage:
                 parameter.requires_grad_("lora_" in name)
             for parameter in model.new_parameters().values():
                 parameter.requires_grad_(True)
-            for parameter in score_parameters(model).values():  # fitted by the stage remember; choosing has no gradient
+            for parameter in fixed_scores(model):
                 parameter.requires_grad_(False)
             before = self.folder / LAYERS_BEFORE
             if first and self.name == "transfer" and not before.exists():

@@ -9,7 +9,14 @@ import torch
 
 from latte.extend import convert
 from latte.extend.layer import ExtendedMixer
-from latte.extend.remember import ScoreSums, add_row, attention_to_come, captured_attention, score_parameters
+from latte.extend.remember import (
+    ScoreSums,
+    add_row,
+    attention_to_come,
+    captured_attention,
+    fixed_scores,
+    score_parameters,
+)
 from latte.tokens import Tokens
 from tests.extend.families import FAMILIES, small_model
 from tests.extend.test_convert import ids
@@ -129,4 +136,5 @@ def test_a_recency_prefers_later_tokens_of_the_same_content() -> None:
 def test_score_parameters_are_those_that_choose() -> None:
     model = convert(small_model("llama"), OPTIONS)
     assert len(score_parameters(model)) == 2 * 3
+    assert len(fixed_scores(model)) == 3 * 3  # their weight in logits too, which would weigh the place
     assert not score_parameters(convert(small_model("llama"), {**OPTIONS, "kept": 0}))
