@@ -6,7 +6,7 @@
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html
 # make bench     time ops, layers, models and decoding beside peers (15 minutes), write docs/results/bench
 # make mutants   seed bugs one at a time and see the tests catch each
-# make fuzz      mutations of command lines and recipes, 5,000 instead of the 1,000 of make test
+# make fuzz      mutations of command lines and recipes, 5,000 instead of the 1,400 of make test
 # make crash     kill training at random moments and damage checkpoints; resumed runs must be bitwise the same
 PYTHON ?= python3
 BIN := .venv/bin

@@ -45,7 +45,7 @@ def fit_latents(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, share: floa
         mixer.feed.weight[:, -1] = 1.0  # the present token: the convolution learns to look around from here
     z_ND = mixer.latent_input(x_BTD, None, tokens)[0].flatten(0, 1)
 
-    slow_K = _slow_channels(window.rotary.frequencies, x_BTD)
+    slow_K = _slow_channels(window.rotary.frequencies, x_BTD) if window.rope else 1.0
     q_HNK = (q_BTHK * slow_K).flatten(0, 1).transpose(0, 1)
     k_HNK = k_BTGK.flatten(0, 1).repeat_interleave(heads // k_BTGK.shape[2], dim=1).transpose(0, 1)
     centre_HLK = _centres(q_HNK, mixer.latents_per_head)

@@ -62,7 +62,8 @@ class EvalRecipe:
             raise UserError("shots is empty, expected at least one number")
         for name in () if self.tasks else ("beside", "task_data", "limit"):
             if getattr(self, name) is not None:
-                raise UserError(f"{name} was given without tasks, expected --tasks, such as --tasks hellaswag,piqa")
+                given = f"{name} is {getattr(self, name)!r} without tasks"
+                raise UserError(f"{given}, expected --tasks, such as --tasks hellaswag,piqa")
 
     @property
     def task_names(self) -> list[str]:

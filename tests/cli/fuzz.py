@@ -16,8 +16,9 @@ from latte.cli.main import COMMANDS
 from latte.cli.words import is_text, setting_types
 from latte.recipe import to_yaml
 
-#: Settings that any whole number suits.
+#: Settings that any whole number suits, and lists whose numbers may be 0.
 ANY_NUMBER = ("split_seed",)
+FROM_ZERO = ("shots",)
 ODD_TEXT = [
     "",
     " ",
@@ -76,7 +77,8 @@ def wrong_words(name: str, hint: Any) -> list[str]:
     if get_origin(hint) is Literal:
         return ["zzz", "", "[a]", "0", get_args(hint)[0].upper()]
     if get_origin(hint) is list and get_args(hint)[0] is int:
-        return ["x", "[1, x]", "[1", "{a: 1}", "1.5", "0", "-1", "[4, -1]", "[[1]]"]
+        zero = [] if name in FROM_ZERO else ["0"]
+        return ["x", "[1, x]", "[1", "{a: 1}", "1.5", *zero, "-1", "[4, -1]", "[[1]]"]
     if get_origin(hint) is dict:
         return ["3", "[1]", "x", "{a", "[a: b]"]
     return []

@@ -18,7 +18,7 @@ from tests.cli import fuzz
 from tests.eval.test_generate import make
 from tests.extend.families import small_model
 
-COUNT = int(os.environ.get("LATTE_FUZZ_CASES", "1000"))
+COUNT = int(os.environ.get("LATTE_FUZZ_CASES", "1400"))
 BATCH = 100
 
 

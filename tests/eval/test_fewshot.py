@@ -101,7 +101,7 @@ def test_without_lm_eval_a_sentence_says_how_to_install_it(monkeypatch, model, c
 
 
 def test_settings_that_do_not_fit():
-    with pytest.raises(UserError, match="limit was given without tasks"):
+    with pytest.raises(UserError, match="limit is 5 without tasks"):
         EvalRecipe(limit=5)
     with pytest.raises(UserError, match="shots is empty"):
         EvalRecipe(tasks="piqa", shots=[])
