@@ -29,7 +29,7 @@ class LongformerMixer(HeadMixer):
     The first ``global_tokens`` of a document are global: their own y_t is softmax attention to the whole document with
     projections q', k', v' of its own; the others see them through the ordinary k and v, once where they are also in the
     window. Linear in the length. Source: arXiv 2004.05150. Any token may be global there; here the first ones, where
-    classifiers have theirs. Places are told by rotary encoding, there by a learned table in the model; its dilation
+    classifiers have theirs. Rotary encoding gives the places, there a learned table in the model; its dilation
     and its biases are left out. ``window`` counts one side, as in the authors' code (512 in transformers is 256 here).
     """
 

@@ -102,7 +102,7 @@ class SLAMixer(BlockSparseMixer):
 
     Source: arXiv 2509.24006, to tune models of videos further. Its code rounds the number of blocks down, to none where
     there are few, and takes the mean of all keys from each, which changes no order; its bias beside W is left out, and
-    so are the blocks that the paper skips in both sums. Places are told by rotary encoding. The choice of blocks costs
+    so are the blocks that the paper skips in both sums. Rotary encoding gives the places. The choice of blocks costs
     L^2 / block^2, and attention keep L^2.
     """
 

@@ -91,7 +91,7 @@ def select_reference(score_BGN: Tensor, place_BGN: Tensor, events: Events) -> Se
 def select_blocked(score_BGN: Tensor, place_BGN: Tensor, events: Events, size: int = KEPT_BLOCK) -> Selection:
     """All events of a block at once: a token goes at the event at which N better ones of its document have come.
 
-    Whoever is better than a token in a slot is in a slot too, so it is enough to compare with slots and newcomers:
+    A token that is better than one in a slot is in a slot too, so comparing with slots and new tokens is enough:
     (N + C) C comparisons a block.
     """
     B, G, N = score_BGN.shape
