@@ -1,6 +1,6 @@
 """Seed bugs one at a time and see that the tests catch every one.
 
-    python scripts/mutants.py [--list] [--only N ...] [--jobs 2]
+    python scripts/mutants.py [--list] [--only N ...] [--room scans ...] [--jobs 2]
 
 Each mutant replaces one piece of code in a copy of the tree and runs the tests that should notice. The exit code is 1
 if one survives, or if a mutant no longer applies: its text must stand in the file exactly once.
@@ -17,7 +17,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from seeded_bugs import MUTANTS, WITH_KERNELS, Mutant
+from seeded_bugs import MUTANTS, ROOMS, WITH_KERNELS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("latte", "tests", "scripts", "pyproject.toml")
@@ -80,8 +80,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the mutants and run nothing")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only these, by number")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--room", nargs="+", choices=ROOMS, default=[*ROOMS], help="only those of these files")
     arguments = parser.parse_args()
-    wanted = arguments.only or range(1, len(MUTANTS) + 1)
+    rooms = [mutant for room in arguments.room for mutant in ROOMS[room]]
+    wanted = arguments.only or [n for n, mutant in enumerate(MUTANTS, 1) if mutant in rooms]
     if not all(1 <= n <= len(MUTANTS) for n in wanted):
         parser.error(f"mutants are numbered 1 to {len(MUTANTS)}")
     chosen = [(n, MUTANTS[n - 1]) for n in wanted]
