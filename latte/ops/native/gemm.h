@@ -116,10 +116,10 @@ LATTE_INLINE void copy_scaled(T* to, const T* from, int64_t n, T scale) {
 }
 
 // C[Rows][Vectors] (+)= A[Rows][K] B[K][Vectors]; A is read one element at a time, at any strides. Rows are scaled in the end if
-// `scale` is given.
+// `scale` is given. `zero`: 0 times every number of C is added to it, so it stays 0 if all are finite.
 template <class T, bool Add, int Rows = kTileRows, int Vectors = 2>
 LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int64_t ldb, int64_t K, T* c, int64_t ldc,
-                          const T* scale = nullptr) {
+                          const T* scale = nullptr, Vec<T>* zero = nullptr) {
     constexpr int W = kWidth<T>;
     Vec<T> acc[Rows][Vectors];
     for (int r = 0; r < Rows; ++r)
@@ -133,7 +133,11 @@ LATTE_INLINE void product(const T* a, int64_t row, int64_t col, const T* b, int6
         }
     }
     for (int r = 0; r < Rows; ++r)
-        for (int j = 0; j < Vectors; ++j) store(c + r * ldc + j * W, scale ? acc[r][j] * scale[r] : acc[r][j]);
+        for (int j = 0; j < Vectors; ++j) {
+            if (scale) acc[r][j] *= scale[r];
+            if (zero) *zero += acc[r][j] * T(0);
+            store(c + r * ldc + j * W, acc[r][j]);
+        }
 }
 
 LATTE_END

@@ -203,16 +203,6 @@ void softmax_block(const WindowForward& w, const Span& s, const Block& block, co
     }
 }
 
-// Whether n numbers are finite.
-template <class T>
-LATTE_INLINE bool all_finite(const T* x, int64_t n) {
-    Vec<T> zero{};
-    int64_t c = 0;
-    for (; c + kWidth<T> <= n; c += kWidth<T>) zero += load(x + c) * T(0);
-    if (c < n) zero += load_some(x + c, n - c, T(0)) * T(0);
-    return sum_lanes<T>(zero) == 0;
-}
-
 // Outputs of the queries [r, r + n) of a block, each from the keys that it may see and no others.
 template <class T>
 void own_outputs(const WindowForward& w, const Span& s, const Block& block, int64_t h, int64_t r, int64_t n, const T* p,
@@ -248,14 +238,13 @@ LATTE_INLINE void block_outputs(const WindowForward& w, const Span& s, const Blo
         for (int64_t j = r; j < r + n; ++j) whole = whole && inverse[j] != 0;
         T* to = whole ? at<T>(w.y, s.b, block.i + r, h) : scratch;
         const int64_t stride = whole ? w.y.t : Vp;
+        Vec<T> zero{};
         for (int64_t c = 0; c < Vp; c += N)
             product<T, false, kOutputs<T>>(p + (lo - block.lo[0]) * Q + r, 1, Q, values + c * s.m + lo * N, N, hi - lo, to + c, stride,
-                                        inverse + r);
+                                        inverse + r, &zero);
         // Queries of a tile meet all its keys. A value that is not finite must not reach those before it, even times 0: then
         // each query is computed again with its own keys, in the same order.
-        bool finite = true;
-        for (int64_t j = 0; j < n; ++j) finite = finite && all_finite(to + j * stride, w.V);
-        if (!finite) {
+        if (sum_lanes<T>(zero) != 0) {
             own_outputs(w, s, block, h, r, n, p, values, inverse, scratch);
             continue;
         }
