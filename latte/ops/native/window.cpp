@@ -123,6 +123,8 @@ LATTE_INLINE void block_scores(const WindowForward& w, const Block& block, const
         const int64_t first = min64(j, behind - kKeys);
         const T* rows = key + first * w.k.t;
         T* to = p + (first - lo) * Q;
+        // Rows of one head lie so far apart that few of them fit into the first-level cache at a time.
+        for (int64_t r = 0; r < kKeys && j + kKeys + r < hi; ++r) fetch_row(key + (j + kKeys + r) * w.k.t, w.D);
         // At the edges of the window only one half of the block sees these keys.
         if (j + kKeys <= block.lo[kAcross - 1]) {
             product<T, false, kKeys, 1>(rows, w.k.t, 1, turned, Q, w.D, to, Q);
