@@ -279,7 +279,12 @@ void window_forward_typed(const WindowForward& w) {
     large_pages(w.y.data, w.B * w.T * w.H * w.V * int64_t(sizeof(T)), w.threads);
 
     const auto task = [&](int64_t u) { return span_of(w, step, 1, u / w.G / steps, u / w.G % steps, u % w.G); };
-    parallel(w.B * steps * w.G, threads, [&](int64_t begin, int64_t end) {
+    // Each thread takes the next task while it works on one, so that it knows what to fetch: a thread that loses its core for a
+    // while holds up nobody.
+    const int64_t tasks = w.B * steps * w.G;
+    int64_t taken = 0;
+    const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
+    parallel(min64(threads, tasks), threads, [&](int64_t, int64_t) {
         Scratch mem(room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) + room(Q, sizeof(T)) + room(Q * w.D, sizeof(T)) +
                     room((wide + kKeys) * Q, sizeof(T)) + room(kOutputs<T> * Vp, sizeof(T)) + room(Q, sizeof(T)));
         T* packed = mem.take<T>(keys * Vp);
@@ -288,12 +293,13 @@ void window_forward_typed(const WindowForward& w) {
         T *turned = mem.take<T>(Q * w.D), *p = mem.zeros<T>((wide + kKeys) * Q) + kKeys * Q, *scratch = mem.take<T>(kOutputs<T> * Vp);
         T* inverse = mem.zeros<T>(Q);
 
-        for (int64_t u = begin; u < end; ++u) {
+        for (int64_t u = take(), after; u < tasks; u = after) {
             const Span s = task(u);
+            after = take();
             const Int<T>* ids = key_ids<T>(key_room, w.seg_k ? w.seg_k + s.b * w.S + s.j0 : nullptr, s.m, s.m);
             const T* key = at<T>(w.k, s.b, s.j0, s.g);
             pack_rows(packed, at<T>(w.v, s.b, s.j0, s.g), w.v.t, s.m, w.V, ids);
-            const Span next = u + 1 < end ? task(u + 1) : Span{};
+            const Span next = after < tasks ? task(after) : Span{};
             const int64_t blocks = group * ((s.n + Q - 1) / Q);
             int64_t block_number = 0, fetched = 0;
             for (int64_t h = s.g * group; h < (s.g + 1) * group; ++h)
