@@ -270,7 +270,7 @@ void window_forward_typed(const WindowForward& w) {
     const int64_t threads = useful_threads(w.threads, work);
     // Long spans pack fewer values twice, short ones keep all threads busy and the packed values in the second-level
     // cache.
-    const int64_t about = round_up(max64(Q, min64(max64(768, reach), w.T * w.B * w.G / (threads * 2))), Q);
+    const int64_t about = round_up(max64(Q, min64(max64(512, reach), w.T * w.B * w.G / (threads * 2))), Q);
     // As many spans for each thread, all of about one length; blocks start at multiples of Q however the work is shared out.
     const int64_t enough = max64(1, round_up((w.T + about - 1) / about * w.B, threads) / max64(1, w.B));
     const int64_t step = min64(about, round_up((w.T + enough - 1) / enough, Q));
