@@ -13,6 +13,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from latte.errors import UserError
@@ -32,6 +33,20 @@ def snapshot(cache: Any) -> Any:
         copied.layers = [copy.copy(layer) for layer in cache.layers]
         return copied
     return copy.deepcopy(cache)
+
+
+def forkable(cache: Any) -> bool:
+    """Whether :func:`select` takes it: our caches, and keys and values of every token or of a sliding window."""
+    return isinstance(cache, LatteCache) or _grows(cache)
+
+
+def select(cache: Any, rows: Tensor) -> Any:
+    """A cache with these rows, each perhaps several times; the given one stays as it is. None of none."""
+    if cache is None or isinstance(cache, LatteCache):
+        return None if cache is None else cache.select(rows)
+    copied = snapshot(cache)
+    copied.batch_select_indices(rows)
+    return copied
 
 
 def save_cache(cache: Any, path: Path) -> None:
