@@ -18,6 +18,7 @@ OUT/                     written by latte compare: a run's folder for each model
   results.json           all rows
   search/NAME.json       validation losses of a model's short runs, by learning rate
   speeds.json            speeds of all models, timed in turns
+  jobs.yaml, NAME.log    the recipe as its processes read it, and what the process of a model shows (--jobs)
 
 OUT-run/                 written by latte extend: config.yaml, data.json, a run's folder for each stage, and
   check.json             largest differences between the logits of the converted and the pretrained model
@@ -43,8 +44,8 @@ METRICS, TENSORBOARD, RESULT = "metrics.jsonl", "tensorboard", "result.json"
 EVAL, SAMPLES, TRAINING_SAMPLES = "eval.json", "samples.json", "samples.jsonl"
 #: One run's row of a comparison, in the run's folder, and all rows, in the comparison's.
 COMPARED, COMPARISON = "compare.json", "results.json"
-#: In the comparison's folder: losses of the search for learning rates, and speeds of all models.
-SEARCH, SPEEDS = "search", "speeds.json"
+#: In the comparison's folder: losses of the search for learning rates, speeds of all models, the recipe for processes.
+SEARCH, SPEEDS, JOBS = "search", "speeds.json", "jobs.yaml"
 CHECK, JUDGED, FRONTIER, EXTENSION_RESULTS = "check.json", "judge.json", "frontier.json", "results.json"
 RECIPE = "recipe.yaml"  # beside an extended model
 LAYERS_BEFORE, LAYERS = "layers_before.json", "layers.json"

@@ -20,6 +20,8 @@ class CompareRecipe:
     variants: list[str] = field(default_factory=lambda: ["latte-r-swa++", "transformer++"])
     """Models to compare: variants as in model.variant, or names of mixers, which replace the attention of a
     transformer++, or names of bases. The first is the one that the others are held against."""
+    only: list[str] = field(default_factory=list)
+    """Compare these of the variants alone; a later call with all of them reads what is done from the folders."""
     bases: dict[str, str] = field(default_factory=dict)
     """Names of your own for variants that are compared with other overrides, and which variant each is, such as
     {latte-forgets: latte-r-swa++}."""
@@ -73,9 +75,13 @@ class CompareRecipe:
     """Number of tokens of the sample; 0 for none."""
     isolate: bool = True
     """Train each model in its own process, so that its peak memory can be measured."""
+    jobs: int = 1
+    """Models that are trained at once, each in a process with its share of the cores. Speeds are timed afterwards, one
+    model after another."""
 
     def __post_init__(self) -> None:
         least = {"eval_tokens": 2, "decode_context": 2, "decode_tokens": 1, "timing_rounds": 1, "search_steps": 1}
+        least |= {"jobs": 1}
         check_numbers(self, {**least, "learning_rates": 0}, most={"match_within": 1})
         if len(self.variants) < 1 or len(set(self.variants)) != len(self.variants):
             raise UserError(f"variants are {self.variants}, expected different names, at least one")
@@ -85,7 +91,13 @@ class CompareRecipe:
             )
         for name in [*self.overrides, *self.bases]:
             if name not in self.variants:
-                raise UserError(f"{name!r} is set but not compared, expected one of {', '.join(self.variants)}")
+                raise UserError(
+                    f"{name!r} is set but not compared, expected one of {', '.join(self.variants)} (--only compares "
+                    "some of a recipe's variants)"
+                )
+        for name in self.only:
+            if name not in self.variants:
+                raise UserError(f"only has {name!r}, expected some of variants: {', '.join(self.variants)}")
         for name in self.variants:
             if name in ("", ".", "..") or "/" in name or "\\" in name:
                 raise UserError(f"{name!r} is among variants, expected names that a folder can have")

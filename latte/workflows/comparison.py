@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from latte.data import Corpus, PackedRows
-from latte.errors import Stopped, UserError
+from latte.errors import UserError
 from latte.eval.comparison import Row, measure
 from latte.eval.speed import load_average, time_models
 from latte.eval.tasks import TaskRow, measure_task
 from latte.files import digest_json, write_text
-from latte.loading.layout import COMPARED, SEARCH, SPEEDS, read_recipe
+from latte.loading.layout import COMPARED, JOBS, SEARCH, SPEEDS, read_recipe
 from latte.recipe import CompareRecipe, Recipe, anchored, flatten, require_same, to_yaml
 from latte.tasks import TASKS, Language, Task, open_task
 from latte.train import train
+from latte.workflows.processes import Job, run_jobs
 from latte.workflows.rates import choose_rate
 from latte.workflows.sizes import plan, run_recipe
 
@@ -27,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row] | list[TaskRow]:
-    """Choose a learning rate for each model, train and evaluate it, one model after another; then time all in turns.
+    """Choose a learning rate for each model, train and evaluate it, ``jobs`` models at once; then time all in turns.
 
     Models of tasks with answers are compared by accuracy, and not timed apart from their training. What an earlier call
     has done is read from the folders.
@@ -37,20 +39,51 @@ def compare(recipe: CompareRecipe, say: Say = lambda message: None) -> list[Row]
         Stopped: a signal came while training; everything is saved.
     """
     recipe = anchored(recipe)
-    task = open_task(run_recipe(recipe), say)
-    if isinstance(task, Language):
-        check_text(recipe, task.corpus)
-    recipes = plan(recipe, task.fields, task.model_class)
-    for settings in recipes.values():
-        check_run(settings, rate_is_searched=bool(recipe.learning_rates))
-    found = [_row(name, settings, recipe, task, say) for name, settings in recipes.items()]
+    task, recipes = open_comparison(recipe, say)
+    if recipe.jobs > 1:
+        new = [name for name, settings in recipes.items() if not (Path(settings.out) / COMPARED).is_file()]
+        compare_in_processes(recipe, new, say)
+    found = [compare_one(name, recipes[name], recipe, task, say) for name in recipes]
     if isinstance(task, Language):
         return _with_speeds([Row(**row) for row in found], recipes, recipe, task.corpus, say)
     return [TaskRow(**row) for row in found]
 
 
-def _row(name: str, settings: Recipe, recipe: CompareRecipe, task: Task, say: Say) -> dict[str, Any]:
-    """One model's row, without speeds."""
+def open_comparison(recipe: CompareRecipe, say: Say) -> tuple[Task, dict[str, Recipe]]:
+    """The data, and the training recipe of each model that is wanted; all that can be refused is refused here.
+
+    Raises:
+        UserError: settings or data that can't be used, or a folder of another run.
+    """
+    task = open_task(run_recipe(recipe), say)
+    if isinstance(task, Language):
+        check_text(recipe, task.corpus)
+    # All are planned: sizes are matched with those of all variants.
+    recipes = plan(recipe, task.fields, task.model_class)
+    recipes = {name: settings for name, settings in recipes.items() if name in (recipe.only or recipes)}
+    for settings in recipes.values():
+        check_run(settings, rate_is_searched=bool(recipe.learning_rates))
+    return task, recipes
+
+
+def compare_in_processes(recipe: CompareRecipe, names: list[str], say: Say) -> None:
+    """Train and evaluate these models, each in a process of its own; afterwards the folders have their rows.
+
+    The cores are divided among the processes: small models gain less from a second thread than from a second process.
+    """
+    if not names:
+        return
+    out = Path(recipe.out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / JOBS, to_yaml(recipe))
+    command = [sys.executable, "-m", "latte.workflows.one_model", str(out / JOBS)]
+    say(f"{len(names)} models, {recipe.jobs} at once; what they show goes to {out}/NAME.log")
+    jobs = [Job(name, [*command, name], out / f"{name}.log") for name in names]
+    run_jobs(jobs, recipe.jobs, max(1, torch.get_num_threads() // recipe.jobs), say)
+
+
+def compare_one(name: str, settings: Recipe, recipe: CompareRecipe, task: Task, say: Say) -> dict[str, Any]:
+    """One model's row, without speeds; read from the model's folder where an earlier call has made it."""
     searched: list[tuple[float, float | None]] = []
     if recipe.learning_rates:
         folder, steps = Path(recipe.out) / SEARCH, recipe.steps_of_search
@@ -157,17 +190,7 @@ def _train(settings: Recipe, isolate: bool) -> None:
     settings_file = folder.parent / f"{folder.name}.yaml"
     write_text(settings_file, to_yaml(settings))
     command = [sys.executable, "-m", "latte.cli.main", "train", "--config", str(settings_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        code = process.wait()
-    except BaseException:
-        process.terminate()  # it saves a checkpoint and ends; the next call resumes it
-        process.wait()
-        raise
-    if code > 128:
-        raise Stopped(f"the training of {folder.name} was stopped and saved: the same command goes on", code - 128)
-    if code != 0:
-        raise UserError(f"the training of {folder.name} failed; its own message is above")
+    run_jobs([Job(f"the training of {folder.name}", command)])
 
 
 def _measuring(recipe: CompareRecipe) -> dict[str, Any]:

@@ -3,17 +3,23 @@
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from latte.cli.main import main
 from latte.cli.recipes import recipe_names, recipe_path
 from latte.errors import UserError
+from latte.loading.layout import read_metrics
 from latte.models import LatteForCausalLM, preset
 from latte.ops.native.library import available
-from latte.recipe import CompareRecipe, DataRecipe, ExtendRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml
+from latte.recipe import CompareRecipe, DataRecipe, ExtendRecipe, ModelRecipe, Recipe, TrainRecipe, from_yaml, to_yaml
 from latte.report.comparison import markdown, write
 from latte.workflows import comparison as module
 from latte.workflows.comparison import compare
@@ -182,9 +188,72 @@ def test_each_in_a_process_of_its_own(recipe):
     assert row.peak_memory_bytes > 50 * 2**20
 
 
+def test_models_at_once_give_the_rows_of_one_after_another(recipe, tmp_path, monkeypatch):
+    settings = recipe(
+        variants=["latte-conv++", "mine", "transformer++"],
+        bases={"mine": "transformer++"},
+        overrides={"mine": {"intermediate_size": 48}},
+        learning_rates=[1e-3, 1e-2],
+        search_steps=2,
+    )
+    (first,) = compare(replace(settings, only=["mine"]))
+    said: list[str] = []
+    rows = compare(replace(settings, jobs=2), said.append)
+    assert [row.name for row in rows] == settings.variants
+    assert rows[1].valid_loss == first.valid_loss
+    assert said[0] == f"2 models, 2 at once; what they show goes to {settings.out}/NAME.log"
+    assert sum("learning rate 0.001, 2 steps: validation loss" in line for line in said) == 2
+    assert (Path(settings.out) / "latte-conv++.log").is_file()
+    apart = compare(replace(settings, out=str(tmp_path / "apart")))
+    threads = pytest.approx if torch.get_num_threads() > 1 else lambda value: value
+    assert [row.valid_loss for row in apart] == [threads(row.valid_loss) for row in rows]
+    monkeypatch.setattr(module, "run_jobs", lambda *args: pytest.fail("started again"))
+    assert compare(replace(settings, jobs=2)) == rows
+
+
+def test_ctrl_c_stops_all_models_and_keeps_what_is_saved(recipe, tmp_path):
+    long = TrainRecipe(steps=10**6, batch_size=2, eval_every=0, eval_rows=2, save_every=0, log_every=1)
+    settings = recipe(variants=["transformer++", "latte-conv++"], train=long, jobs=2, isolate=True)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(settings))
+    command = [sys.executable, "-m", "latte.cli.main", "compare", "--config", str(tmp_path / "recipe.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    folders = [Path(settings.out) / name for name in settings.variants]
+    while process.poll() is None and not all(read_metrics(folder) for folder in folders):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT, shown
+    assert "latte compare: stopped and saved: the same command goes on" in shown
+    for folder in folders:
+        assert len(list((folder / "checkpoints").glob("step-*"))) == 1
+        assert "saved: the same command goes on" in folder.with_name(f"{folder.name}.log").read_text()
+
+
+def test_sizes_are_matched_with_all_variants_where_some_are_compared(recipe):
+    names = ["latte", "latte-r-swa++"]
+    settings = recipe(variants=names, match_parameters=True, model=ModelRecipe(size="tiny"))
+    _, whole = module.open_comparison(settings, print)
+    _, some = module.open_comparison(replace(settings, only=["latte"]), print)
+    assert list(some) == ["latte"]
+    assert some["latte"] == whole["latte"]
+
+
+def test_some_of_a_recipe_are_compared_by_their_names(capsys):
+    command = ["compare", "--config", "table2-small", "--print_config"]
+    with pytest.raises(SystemExit):
+        main([*command, "--only", "gla,mamba"])
+    assert "only:\n- gla\n- mamba\n" in capsys.readouterr().out
+    assert main([*command, "--only", "glaa"]) == 2
+    assert "only has 'glaa', expected some of variants: latte-r-swa++" in capsys.readouterr().err
+    assert main([*command, "--variants", "gla,mamba"]) == 2
+    assert "(--only compares some of a recipe's variants)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"jobs": 0}, "jobs is 0, expected at least 1"),
+        ({"only": ["gla"]}, "only has 'gla', expected some of variants"),
         ({"variants": ["lattte"]}, "no variant 'lattte'"),
         ({"variants": ["latte", "latte"]}, "expected different names"),
         ({"overrides": {"gla": {}}}, "'gla' is set but not compared"),
