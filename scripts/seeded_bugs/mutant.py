@@ -49,5 +49,7 @@ STATE_SPACE = ("tests/ops/test_state_space.py", "tests/ops/test_forms.py", "-k",
 LAPLACE = ("tests/ops/test_forms.py", "-k", "laplace")
 LINEAR = ("tests/mixers/test_lightning.py", "tests/mixers/test_features.py")
 SPARSE = ("tests/mixers/test_sla.py",)
+CONTINUATIONS = ("tests/eval/test_continuations.py",)
+PROCESSES = ("tests/workflows/test_processes.py",)
 #: Tests of what stands around the kernels; all others are run without them, or a kernel would hide the bug.
 WITH_KERNELS = (STEP,)
