@@ -66,6 +66,23 @@ def test_a_killed_run_resumes_bitwise(recipe, interrupted):
     assert timeless(broken.out) == timeless(whole.out)
 
 
+@pytest.mark.parametrize("kind", ["listops", "pathfinder"])
+def test_a_killed_run_resumes_bitwise_with_examples_that_are_generated_again(recipe, interrupted, tmp_path, kind):
+    settings = recipe(
+        kind,
+        classify=ClassifyRecipe(kind=kind, examples=12, valid_examples=4),
+        data={"sequence_length": 1024},
+        train=TrainRecipe(steps=3, batch_size=2, save_every=1, eval_every=2, eval_rows=2),
+    )
+    whole, broken = replace(settings, out=str(tmp_path / "whole")), replace(settings, out=str(tmp_path / "broken"))
+    train(whole)
+    with pytest.raises(RuntimeError, match="pulled the plug"):
+        interrupted(broken, 2, kill)
+    train(replace(broken, data=replace(broken.data, cache=str(tmp_path / "elsewhere"))))
+    assert weights(broken.out) == weights(whole.out)
+    assert timeless(broken.out) == timeless(whole.out)
+
+
 def test_it_learns_a_word(recipe):
     few = TrainRecipe(steps=60, batch_size=16, warmup_steps=5, learning_rate=1e-2, eval_every=0, eval_rows=20)
     assert train(recipe(train=few, model={"initializer_range": 0.1})).valid_accuracy == 1.0
