@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from latte.errors import UserError, reason
 from latte.eval.continuations import ContinuationScorer
 from latte.eval.extension import EXTENDED, ORIGINAL, SINKS
-from latte.eval.fewshot_tasks import NAMES, task_changes, task_files, task_of_harness
+from latte.eval.fewshot_tasks import NAMES, HarnessTasks, task_changes, task_files
 from latte.extend.model import convert
 from latte.extras import need
 from latte.files import digest_file, digest_json, require_file_place, write_text
@@ -70,10 +70,10 @@ def run_fewshot(recipe: EvalRecipe, say: Callable[[str], None] = lambda message:
     found = [] if kept is None else read_scores(kept)
     rows: list[FewShot] = []
     with TemporaryDirectory() as scratch:
-        tasks = {name: task_of_harness(name, changed, Path(scratch)) for name, changed in changes.items()}
+        tasks = HarnessTasks(changes, Path(scratch))
         for candidate in candidates(recipe):
             harness: Any = None
-            for task, shots in product(tasks, recipe.shots):
+            for task, shots in product(tasks.taken, recipe.shots):
                 about: Any = {"model": candidate.name, "task": task, "shots": shots, "sampler": recipe.sampler}
                 key = _key(candidate, task, shots, recipe)
                 row = next((replace(row, **about) for row in found if row.key == key), None)
@@ -81,7 +81,7 @@ def run_fewshot(recipe: EvalRecipe, say: Callable[[str], None] = lambda message:
                     if harness is None:
                         say(f"loading {candidate.name}")
                         harness = open_harness(candidate, recipe)
-                    row = FewShot(**about, key=key, **score_task(harness, task, tasks[task], shots, recipe.limit))
+                    row = FewShot(**about, key=key, **score_task(harness, tasks, task, shots, recipe.limit))
                     speed = row.tokens / max(row.seconds, 1e-9)
                     say(f"{row.model}: {task}, {shots} shots: {row.score:.1%} ({row.tokens:,} tokens, {speed:,.0f}/s)")
                 rows.append(row)
@@ -168,15 +168,16 @@ def open_harness(candidate: Candidate, recipe: EvalRecipe) -> Any:
     return harness
 
 
-def score_task(harness: Any, task: str, taken: str, shots: int, limit: int | None) -> dict[str, Any]:
-    """The figures of the harness's model on a task, ``taken`` as lm-eval takes it."""
+def score_task(harness: Any, tasks: HarnessTasks, task: str, shots: int, limit: int | None) -> dict[str, Any]:
+    """The figures of the harness's model on one of the tasks."""
     from lm_eval import simple_evaluate
 
     before, began = harness.scorer.tokens_read, time.perf_counter()
     try:
         found: Any = simple_evaluate(
             model=harness,
-            tasks=[taken],
+            tasks=[tasks.taken[task]],
+            task_manager=tasks.manager,
             num_fewshot=shots,
             limit=limit,
             bootstrap_iters=0,

@@ -35,18 +35,30 @@ COLUMNS = {
 LOCAL = {"boolq": {"doc_to_target": "{{answer|int}}"}}
 
 
-def task_of_harness(name: str, changes: dict[str, Any], scratch: Path) -> str:
-    """The task as lm-eval takes it: its name there, or a file that includes its settings and changes some."""
-    named = NAMES.get(name, name)
-    if not changes:
-        return named
-    import yaml
-    from lm_eval.tasks import TaskManager
+class HarnessTasks:
+    """Tasks as lm-eval takes them: by name, or as a file that includes its settings and changes some.
 
-    path = scratch / f"{name}.yaml"
-    included = {"include": str(TaskManager().task_index[named].yaml_path), **changes}
-    path.write_text(yaml.safe_dump(included), encoding="utf-8")
-    return str(path)
+    Args:
+        changes: of each task's settings.
+        scratch: a folder for such files.
+    """
+
+    def __init__(self, changes: dict[str, dict[str, Any]], scratch: Path) -> None:
+        from lm_eval.tasks import TaskManager
+
+        self.manager: Any = TaskManager()  # once: it reads the settings of thousands of tasks
+        self.taken = {name: self._taken(name, changed, scratch) for name, changed in changes.items()}
+
+    def _taken(self, name: str, changes: dict[str, Any], scratch: Path) -> str:
+        named = NAMES.get(name, name)
+        if not changes:
+            return named
+        import yaml
+
+        path = scratch / f"{name}.yaml"
+        included = {"include": str(self.manager.task_index[named].yaml_path), **changes}
+        path.write_text(yaml.safe_dump(included), encoding="utf-8")
+        return str(path)
 
 
 def task_changes(name: str, folder: str | None, sampler: str = "default") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from latte.data.tokenizer import byte_tokenizer
 from latte.errors import UserError
 from latte.eval import fewshot
 from latte.eval.fewshot import FewShot, run_fewshot
-from latte.eval.fewshot_tasks import task_changes
+from latte.eval.fewshot_tasks import HarnessTasks, task_changes
 from latte.extend.model import convert
 from latte.models import LatteForCausalLM, preset
 from latte.recipe import EvalRecipe, ExtendRecipe, to_yaml
@@ -59,12 +59,13 @@ def test_two_models_on_local_files_score_as_lm_eval_does_by_itself(questions, mo
         (name, "piqa", shots, 10) for name in ("ours", "another") for shots in (0, 2)
     ]
     assert json.loads((tmp_path / "scores.json").read_text())["rows"][0]["score"] == rows[0].score
-    task = fewshot.task_of_harness("piqa", task_changes("piqa", str(questions), sampler), tmp_path)
+    tasks = HarnessTasks({"piqa": task_changes("piqa", str(questions), sampler)}, tmp_path)
     for row in rows:
         found = lm_eval.simple_evaluate(
             model="hf",
             model_args={"pretrained": str(tmp_path / row.model), "device": "cpu"},
-            tasks=[task],
+            tasks=[tasks.taken["piqa"]],
+            task_manager=tasks.manager,
             num_fewshot=row.shots,
             limit=10,
             bootstrap_iters=1,  # with none lm-eval gives no standard errors

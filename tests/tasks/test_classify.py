@@ -70,7 +70,7 @@ def test_a_killed_run_resumes_bitwise(recipe, interrupted):
 def test_a_killed_run_resumes_bitwise_with_examples_that_are_generated_again(recipe, interrupted, tmp_path, kind):
     settings = recipe(
         kind,
-        classify=ClassifyRecipe(kind=kind, examples=12, valid_examples=4),
+        classify=ClassifyRecipe(kind=kind, examples=40, valid_examples=4),
         data={"sequence_length": 1024},
         train=TrainRecipe(steps=3, batch_size=2, save_every=1, eval_every=2, eval_rows=2),
     )

@@ -211,7 +211,7 @@ def test_models_at_once_give_the_rows_of_one_after_another(recipe, tmp_path, mon
     assert compare(replace(settings, jobs=2)) == rows
 
 
-def test_ctrl_c_stops_all_models_and_keeps_what_is_saved(recipe, tmp_path):
+def test_a_signal_stops_all_models_and_keeps_what_is_saved(recipe, tmp_path):
     long = TrainRecipe(steps=10**6, batch_size=2, eval_every=0, eval_rows=2, save_every=0, log_every=1)
     settings = recipe(variants=["transformer++", "latte-conv++"], train=long, jobs=2, isolate=True)
     (tmp_path / "recipe.yaml").write_text(to_yaml(settings))
@@ -220,9 +220,9 @@ def test_ctrl_c_stops_all_models_and_keeps_what_is_saved(recipe, tmp_path):
     folders = [Path(settings.out) / name for name in settings.variants]
     while process.poll() is None and not all(read_metrics(folder) for folder in folders):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     _, shown = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT, shown
+    assert process.returncode == 128 + signal.SIGTERM, shown
     assert "latte compare: stopped and saved: the same command goes on" in shown
     for folder in folders:
         assert len(list((folder / "checkpoints").glob("step-*"))) == 1

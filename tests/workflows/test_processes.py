@@ -85,11 +85,15 @@ def test_a_signal_ends_all_jobs_once_each_has_saved(tmp_path, number):
         os.kill(os.getpid(), number)  # an impatient user
 
     before = signal.getsignal(signal.SIGTERM)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     sender = Thread(target=interrupt)
     sender.start()
-    with pytest.raises(Stopped, match="the same command goes on") as caught:
-        run_jobs(jobs, at_once=2)
-    sender.join()
+    try:
+        with pytest.raises(Stopped, match="the same command goes on") as caught:
+            run_jobs(jobs, at_once=2)
+        sender.join()
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert caught.value.signal_number == number
     assert [file.read_text() for file in files] == ["saved", "saved"]
     assert signal.getsignal(signal.SIGTERM) == before
