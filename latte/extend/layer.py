@@ -18,7 +18,7 @@ from latte.extend.opening import fit_latents
 from latte.layers.config import MixerConfig
 from latte.layers.rotary import Rotary
 from latte.layers.window import Window
-from latte.mixers.latte import LatteMixer, Windowed
+from latte.mixers.latte import KEPT_OPTIONS, LatteMixer, Windowed
 from latte.models.blocks import mixer_weights
 from latte.ops import softmax_attention, window_attention
 from latte.state import State
@@ -60,15 +60,19 @@ class PretrainedWindow(Window):
 
 
 class ExtendedMixer(LatteMixer):
-    """Latte-Macchiato around a pretrained attention module, which projects values and output."""
+    """Latte-Macchiato around a pretrained attention module, which projects values and output.
+
+    A ``full`` one keeps the pretrained attention: its window is as long as the texts that the model was made for, and
+    its latents stay closed.
+    """
 
     name = "extended"
     examples = ()
     presets = {}  # noqa: RUF012
 
-    def __init__(self, config: MixerConfig, layer: int, window: PretrainedWindow) -> None:
+    def __init__(self, config: MixerConfig, layer: int, window: PretrainedWindow, full: bool = False) -> None:
         super().__init__(config, window)
-        self.layer = layer
+        self.layer, self.full = layer, full
 
     def build_projections(self) -> None:
         """None of its own."""
@@ -91,8 +95,9 @@ class ExtendedMixer(LatteMixer):
         std = self.config.hidden_size**-0.5
         init.normal_(self.latent_k_proj.weight, std=std)
         init.normal_(self.latent_q_proj.weight, std=0.1 * std)
-        if self.pretrained.score_proj is not None:  # until scores are fitted, the first tokens are kept
-            init.zeros_(self.pretrained.score_proj.weight)
+        for projection in (self.pretrained.score_proj, self.pretrained.lifetime_proj):
+            if projection is not None:  # until scores are fitted, the first tokens are kept
+                init.zeros_(projection.weight)
 
     def original(self, x_BTD: Tensor, tokens: Tokens) -> Tensor:
         """Heads of the pretrained attention, to all that the pretrained layer saw: the quadratic teacher."""
@@ -139,6 +144,7 @@ class Reading:
     before: tuple[tuple[State, ...], ...] | None
     after: dict[int, State] = field(default_factory=dict)
     mode: Literal["extended", "original", "transfer", "open"] = "extended"
+    alone: int | None = None  # the only layer that is read in this mode; the others are read as they were
     losses: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, Tensor] | None = None  # of attention, filled where they are wanted
     share: float | None = None  # for "open"
@@ -158,15 +164,16 @@ class ExtendedAttention(nn.Module):
             reading.weights[layer] = mixer_weights(mixer, x_BTD, reading.tokens)
         if reading.visit is not None:
             reading.visit(mixer, x_BTD, reading.tokens)
-        if reading.mode == "extended":
+        mode = reading.mode if reading.alone in (None, layer) else "original"
+        if mode == "extended":
             (state,) = (None,) if reading.before is None else reading.before[layer]
             y_BTD, after = mixer(x_BTD, state, reading.tokens)
             reading.after[layer] = after
-        elif reading.mode == "transfer":
+        elif mode == "transfer":
             y_BTD, loss = mixer.transfer(x_BTD, reading.tokens)
             reading.losses[layer] = _with_gradients_taken(loss, mixer)
         else:
-            if reading.mode == "open":
+            if mode == "open" and not mixer.full:
                 fit_latents(mixer, x_BTD, reading.tokens, reading.share)
             y_BTD = mixer.project(mixer.original(x_BTD, reading.tokens), x_BTD)
         return y_BTD, None
@@ -193,8 +200,10 @@ class _Taken(torch.autograd.Function):
         return None, None, *(None if gradient is None else slope * gradient for gradient in ctx.gradients)
 
 
-def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any, options: dict[str, Any]) -> nn.Module:
-    """A pretrained attention module as an extended one."""
+def extend_layer(
+    attention: nn.Module, layer: int, family: Family, original: Any, options: dict[str, Any], full: bool = False
+) -> nn.Module:
+    """A pretrained attention module as an extended one; ``full``: as it was."""
     heads, groups, width = family.heads(original)
     config = MixerConfig(
         hidden_size=original.hidden_size,
@@ -206,14 +215,17 @@ def extend_layer(attention: nn.Module, layer: int, family: Family, original: Any
         options={**options, "num_latents": heads * options["num_latents"], "slot0_bias": CLOSED},
     )
     size, sinks = options["window"], options.get("sinks", 0)
-    kept = {name: options[name] for name in ("kept", "reach", "score_weight", "received") if name in options}
+    kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
+    context = getattr(original, "max_position_embeddings", None) or 0
+    if full:
+        size, sinks, kept = max(context, size), 0, {}
     own = family.own_window(original, layer)
     if own is not None and own <= size:
         size, sinks, kept = own, 0, {}  # all that the pretrained layer ever saw
     if kept.get("kept") and kept.get("reach") is None:
-        kept["reach"] = max(getattr(original, "max_position_embeddings", None) or 0, size + 1)
+        kept["reach"] = max(context, size + 1)
     window = PretrainedWindow(config, size, sinks, attention, family, original, **kept)
-    return ExtendedAttention(ExtendedMixer(config, layer, window))
+    return ExtendedAttention(ExtendedMixer(config, layer, window, full))
 
 
 __all__ = ["CLOSED", "ExtendedAttention", "ExtendedMixer", "PretrainedWindow", "Reading", "extend_layer"]

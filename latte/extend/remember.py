@@ -1,14 +1,20 @@
-"""Scores of tokens worth keeping, fitted by least squares to the attention that the pretrained layer later pays them.
+"""What tokens are worth, fitted by least squares to the attention that the pretrained layer later pays them.
 
-For a token j, the target is the log of the mean attention that it gets from queries beyond the window; per key/value
-head, the mean of its heads. The score is linear in the layer's input. Attention is made for blocks of queries, and only
-sums over tokens (normal equations) stay: memory is linear in the text's length, whatever number of rows is read.
+Two things are fitted, per key/value head and linear in the layer's input. For prediction: the log of the mean attention
+that a token gets from queries beyond the window, of all heads. For recall: the root of the most attention that it gets
+from questions at the end of the text, of any head. (The root counts what questions need; the log would count more how
+little the rest gets.)
+
+Attention is made for blocks of queries, and only sums over tokens (normal equations) stay: memory is linear in the
+text's length, whatever number of rows is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +25,7 @@ from latte.tokens import Tokens
 
 if TYPE_CHECKING:
     from latte.extend.layer import ExtendedMixer
+    from latte.extend.model import LatteExtendedForCausalLM
 
 QUERIES = 128  # of a block
 LEAST = 1e-7  # attention below it counts as this much
@@ -73,11 +80,24 @@ class ScoreSums:
 @torch.no_grad()
 def add_row(sums: ScoreSums, mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
     """Add a row of the pretrained layer's inputs to the sums of its layer."""
+    mean_BTG, queries_BT = mean_attention_to_come(mixer, x_BTD, tokens)
+    worth = queries_BT > 0
+    sums.add(x_BTD[worth], mean_BTG[worth].log(), queries_BT[worth])
+
+
+@torch.no_grad()
+def add_asked(sums: ScoreSums, mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, asked: int) -> None:
+    """Add a row of which the tokens from ``asked`` on are questions."""
+    most_BTG, worth_BT = attention_when_asked(mixer, x_BTD, tokens, asked)
+    target_NG = most_BTG[worth_BT].sqrt()
+    sums.add(x_BTD[worth_BT], target_NG, torch.ones_like(target_NG[:, 0]))
+
+
+def mean_attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The mean over queries and heads of :func:`attention_to_come`, at least LEAST, and the number of queries."""
     received_BTG, queries_BT = attention_to_come(mixer, x_BTD, tokens)
     heads = mixer.config.num_heads // mixer.config.kv_heads
-    worth = queries_BT > 0
-    mean_NG = received_BTG[worth] / (heads * queries_BT[worth][:, None])
-    sums.add(x_BTD[worth], (mean_NG + LEAST).log(), queries_BT[worth])
+    return received_BTG / (heads * queries_BT.clamp(min=1)[..., None]) + LEAST, queries_BT
 
 
 @torch.no_grad()
@@ -87,6 +107,41 @@ def attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tu
     Returns sums over queries and the heads of each key/value head (B, T, G), and numbers of queries (B, T): 0 for
     sinks, padding, and tokens that no later query sees from beyond the window. The pretrained layer's own softmax.
     """
+    received_BTG = x_BTD.new_zeros(*x_BTD.shape[:2], mixer.config.kv_heads, dtype=torch.float32)
+    queries_BT = x_BTD.new_zeros(x_BTD.shape[:2], dtype=torch.float32)
+    for end, weights_BGCRS, beyond_BCS in _attention(mixer, x_BTD, tokens):
+        received_BTG[:, :end] += torch.einsum("bgcrs,bcs->bsg", weights_BGCRS, beyond_BCS.float())
+        queries_BT[:, :end] += beyond_BCS.sum(dim=1)
+    return received_BTG, queries_BT
+
+
+@torch.no_grad()
+def attention_when_asked(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, asked: int) -> tuple[Tensor, Tensor]:
+    """The most attention that each token gets from the queries from ``asked`` on, and which tokens they can ask for.
+
+    Returns maxima over queries and the heads of each key/value head (B, T, G), and (B, T): False for questions, sinks,
+    padding, and tokens that no question sees from beyond the window.
+    """
+    most_BTG = x_BTD.new_zeros(*x_BTD.shape[:2], mixer.config.kv_heads, dtype=torch.float32)
+    worth_BT = torch.zeros_like(tokens.real_BT)
+    for end, weights_BGCRS, beyond_BCS in _attention(mixer, x_BTD, tokens, asked):
+        seen = weights_BGCRS.amax(dim=3) * beyond_BCS[:, None]
+        most_BTG[:, :end] = torch.maximum(most_BTG[:, :end], seen.amax(dim=2).transpose(1, 2))
+        worth_BT[:, :end] |= beyond_BCS.any(dim=1)
+    worth_BT[:, asked:] = False
+    return most_BTG, worth_BT
+
+
+class _Block(NamedTuple):
+    """The pretrained attention of some queries to all tokens before ``end``."""
+
+    end: int
+    weights_BGCRS: Tensor  # R heads of each key/value head
+    beyond_BCS: Tensor  # tokens that a query sees behind its window, without sinks
+
+
+def _attention(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, first: int = 0) -> Iterator[_Block]:
+    """Attention of the queries from ``first`` on, some at a time."""
     window = mixer.pretrained
     q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
     q_BTHK, k_BTGK, left = mixer.turned(q_BTHK, k_BTGK, tokens)
@@ -96,9 +151,7 @@ def attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tu
     q_BGTRK = (scale * q_BTHK).view(B, T, G, H // G, K).transpose(1, 2)
     k_BGKT = k_BTGK.permute(0, 2, 3, 1)
     place_BT, segment_BT, real_BT = tokens.place_BT, tokens.segment_BT, tokens.real_BT
-    received_BTG = x_BTD.new_zeros(B, T, G, dtype=torch.float32)
-    queries_BT = x_BTD.new_zeros(B, T, dtype=torch.float32)
-    for start in range(0, T, QUERIES):
+    for start in range(first, T, QUERIES):
         end = min(T, start + QUERIES)
         logits = (q_BGTRK[:, :, start:end].flatten(2, 3) @ k_BGKT[..., :end]).unflatten(2, (end - start, -1))
         if window.softcap is not None:
@@ -108,10 +161,7 @@ def attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tu
         pairs_BCS = same_BCS & real_BT[:, start:end, None] & real_BT[:, None, :end]
         seen_BCS = pairs_BCS & (distance_BCS >= 0) & (distance_BCS <= left)
         weights = logits.float().masked_fill_(~seen_BCS[:, None, :, None], EMPTY).softmax(dim=-1)
-        beyond_BCS = seen_BCS & (distance_BCS > window.size) & (place_BT >= window.sinks)[:, None, :end]
-        received_BTG[:, :end] += torch.einsum("bgcrs,bcs->bsg", weights, beyond_BCS.float())
-        queries_BT[:, :end] += beyond_BCS.sum(dim=1)
-    return received_BTG, queries_BT
+        yield _Block(end, weights, seen_BCS & (distance_BCS > window.size) & (place_BT >= window.sinks)[:, None, :end])
 
 
 @torch.no_grad()
@@ -133,12 +183,28 @@ def captured_attention(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> t
     return float((1 - share(near)).sum()), float((share(kept) - share(near)).clamp(min=0).sum())
 
 
+def choose_by_attention_to_come(model: LatteExtendedForCausalLM) -> None:
+    """Let a model keep the tokens that will get most attention, for comparison: no score can know that.
+
+    It holds for texts that are read in one call.
+    """
+    for mixer in model.mixers:
+        if mixer.pretrained.kept:
+            mixer.pretrained.scores = partial(_log_attention_to_come, mixer)  # type: ignore[method-assign]
+
+
+def _log_attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> Tensor:
+    return mean_attention_to_come(mixer, x_BTD, tokens)[0].log()
+
+
 def score_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """What decides which tokens are kept, by name."""
-    names = ("window.score_proj.weight", "window.score_recency")
-    return {name: value for name, value in model.named_parameters() if name.endswith(names)}
+    names = ("score_proj.weight", "score_recency", "lifetime_proj.weight", "lifetime_bias", "recall_level")
+    ends = tuple(f"window.{name}" for name in names)
+    return {name: value for name, value in model.named_parameters() if name.endswith(ends)}
 
 
 def fixed_scores(model: nn.Module) -> list[nn.Parameter]:
     """What later stages leave alone: choosing has no gradient, a weight of scores in logits would weigh the place."""
-    return [value for name, value in model.named_parameters() if ".window.score_" in name]
+    fixed = {*map(id, score_parameters(model).values())}
+    return [x for name, x in model.named_parameters() if id(x) in fixed or name.endswith("window.score_weight")]

@@ -20,18 +20,27 @@ from latte.tokens import Tokens
 
 #: Tokens to which recencies refer: a weight of a single token would be too small for narrow types.
 PLACES = 1000
+#: Largest logarithm of a lifetime, in PLACES tokens: five hundred million times as many.
+LONGEST = 20.0
+#: By how much a lifetime is shorter for each place: of two tokens with the same content the earlier one wins by more
+#: than their products may differ by rounding, in whatever form they are computed.
+LATER = 1e-5
 
 
 class Window(nn.Module):
     """p_0(s|t), equation (17): softmax attention to the last ``size`` tokens and the present one; values from outside.
 
     Sinks are looked at from place min(t, sinks + size): as if right behind a full window, however far they are, because
-    a pretrained model was trained on no other distances.
+    a pretrained model was trained on no other distances. Where tokens are kept within a ``reach``, they are looked at
+    from min(t, reach), since they then compete with tokens that are as far away.
 
     Behind the window ``kept`` tokens stay in sight, those with the best scores W_s x + r place per key/value head; the
     scores, times a learned weight, are added to their logits. With a recency r > 0 a token needs a better score the
     older it is. With ``received`` scores also hold the log of the attention that a token got while the window saw it,
     times a weight that starts there. A kept token further back than ``reach`` is looked at as if it were that far.
+
+    With ``recall`` a token also has a lifetime e^(W_l x + b), in PLACES tokens, for which it stays however old it is:
+    its score is at least level + r e^(W_l x + b), that of a token of score ``level`` which stands at the end of it.
     """
 
     def __init__(
@@ -45,6 +54,7 @@ class Window(nn.Module):
         reach: int | None = None,
         score_weight: float = 0.0,
         received: float | None = None,
+        recall: bool = False,
     ) -> None:
         super().__init__()
         if size < 0 or sinks < 0:
@@ -68,6 +78,9 @@ class Window(nn.Module):
         self.score_weight = nn.Parameter(torch.full((config.kv_heads,), float(score_weight))) if kept else None
         # By how much a token's score exceeds that of a token PLACES earlier with the same content.
         self.score_recency = nn.Parameter(torch.zeros(config.kv_heads)) if kept else None
+        self.lifetime_proj = Linear(config.hidden_size, config.kv_heads) if kept and recall else None
+        self.lifetime_bias = nn.Parameter(torch.zeros(config.kv_heads)) if kept and recall else None
+        self.recall_level = nn.Parameter(torch.zeros(config.kv_heads)) if kept and recall else None
         self.received_weight: nn.Parameter | None = None
         if kept and received is not None:
             self.received_weight = nn.Parameter(torch.full((config.kv_heads,), float(received)))
@@ -76,8 +89,9 @@ class Window(nn.Module):
         for weight, start in zip((self.score_weight, self.received_weight), self.first_weights, strict=True):
             if weight is not None and start is not None:
                 init.constant_(weight, start)
-        if self.score_recency is not None:
-            init.zeros_(self.score_recency)
+        for zero in (self.score_recency, self.lifetime_bias, self.recall_level):
+            if zero is not None:
+                init.zeros_(zero)
 
     def _build_projections(self) -> None:
         config = self.config
@@ -95,6 +109,11 @@ class Window(nn.Module):
         assert self._rotary is not None, "a window with rope; a pretrained model sets it before the first token"
         return self._rotary
 
+    @property
+    def farthest(self) -> int:
+        """The place from which sinks are looked at by queries behind it."""
+        return self.reach if self.kept and self.reach is not None else self.sinks + self.size
+
     def init_state(self, like_BTD: Tensor) -> Any:
         heads, width = self.config.kv_heads, self.config.width
         if self.kept:
@@ -106,13 +125,15 @@ class Window(nn.Module):
         """How much each token is worth keeping, (B, T, G), at least float32; None where nothing is kept."""
         if not self.kept or self.score_proj is None or self.score_recency is None:
             return None
-        wide, kind = compute_dtype(x_BTD), x_BTD.device.type
-        # Narrow products could not tell many tokens apart.
-        plain = not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind)
-        with nullcontext() if plain else torch.autocast(kind, enabled=False):
-            s_BTG = self.score_proj(x_BTD).to(wide)
+        wide = compute_dtype(x_BTD)
         place_BT1 = tokens.place_BT[..., None].to(wide) / PLACES
-        return torch.addcmul(s_BTG, place_BT1, self.score_recency.to(wide))
+        recency_G = self.score_recency.to(wide)
+        s_BTG = torch.addcmul(_wide_product(self.score_proj, x_BTD), place_BT1, recency_G)
+        if self.lifetime_proj is None or self.lifetime_bias is None or self.recall_level is None:
+            return s_BTG
+        log_life_BTG = _wide_product(self.lifetime_proj, x_BTD) + self.lifetime_bias.to(wide)
+        life_BTG = log_life_BTG.clamp(max=LONGEST).exp() / (1 + LATER * PLACES * place_BT1)
+        return torch.maximum(s_BTG, self.recall_level.to(wide) + recency_G * life_BTG)
 
     def forward(
         self, x_BTD: Tensor, v_BTGV: Tensor, state: WindowState | KeptState | None, tokens: Tokens
@@ -134,8 +155,7 @@ class Window(nn.Module):
         if self.rope:
             far = self._far(q_BTHK, tokens)
             if self.sinks:
-                nearest = tokens.place_BT.clamp(max=self.sinks + self.size)
-                sink_query = self.rotary.turn_to(q_BTHK, nearest)
+                sink_query = self.rotary.turn_to(q_BTHK, tokens.place_BT.clamp(max=self.farthest))
             q_BTHK, k_BTGK = (self.rotary.turn(x, tokens) for x in (q_BTHK, k_BTGK))
         shared = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks, "sink_query": sink_query}
         if s_BTG is not None:
@@ -163,3 +183,11 @@ class Window(nn.Module):
                 return None
         place = torch.full((1, tokens.length), self.reach, device=q_BTHK.device)
         return Far(self.reach, self.rotary.turn_to(q_BTHK, place), self.rotary.turn_back)
+
+
+def _wide_product(projection: Linear, x_BTD: Tensor) -> Tensor:
+    """W x, without autocast and at least float32: narrow products could not tell many tokens apart."""
+    kind = x_BTD.device.type
+    plain = not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind)
+    with nullcontext() if plain else torch.autocast(kind, enabled=False):
+        return projection(x_BTD).to(compute_dtype(x_BTD))

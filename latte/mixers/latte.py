@@ -69,9 +69,13 @@ def _example(**options: Any) -> dict[str, Any]:
     return {"num_latents": 8, **options}
 
 
+#: Options of the tokens behind the window.
+KEPT_OPTIONS = ("kept", "reach", "score_weight", "received", "recall")
+
+
 def kept_options(options: Any) -> dict[str, Any]:
     """What of the options concerns the tokens behind the window."""
-    return {name: getattr(options, name) for name in ("kept", "reach", "score_weight", "received")}
+    return {name: getattr(options, name) for name in KEPT_OPTIONS}
 
 
 @register("latte")
@@ -100,6 +104,7 @@ class LatteMixer(HeadMixer):
         reach: int | None = None  # largest distance at which a kept token is looked at; None: its own
         score_weight: float = 0.0  # start of the learned weight of scores in the logits of kept tokens
         received: float | None = None  # start of the weight, in scores, of log attention got in the window; None: none
+        recall: bool = False  # tokens also have learned lifetimes, for which they stay however old they are
         softcap: float | None = None  # of the window's logits
         rope: bool = True  # on the window's queries and keys
         slot0_bias: float | None = None  # start of a learned bias on slot 0; None: no bias
@@ -126,6 +131,7 @@ class LatteMixer(HeadMixer):
         ),
         _example(window=0, kept=2, rope=False, softcap=3.0, score_weight=-0.5),
         _example(window=3, sinks=1, kept=3, received=0.8, score_weight=0.5),
+        _example(window=2, kept=3, recall=True, score_weight=0.5),
         _example(decay="constant"),
         _example(decay="data", feed="conv", window=3),
         _example(bidirectional=True),

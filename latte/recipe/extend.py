@@ -100,6 +100,9 @@ class RememberRecipe:
     recency: float = 1.0
     """By how much a token's score exceeds that of a token 1,000 places before it with the same content. Attention falls
     with the distance; 0 keeps old tokens as long as new ones."""
+    recall: float = 0.25
+    """About this part of the kept tokens is not for prediction but for questions to come: tokens that stay however old
+    they are, by the attention that questions about facts pay them. Needs a recency above 0; 0 keeps none."""
     scores: str | None = None
     """Take scores that an earlier run fitted for the same model (OUT-run/remember) instead of fitting them."""
     eval_rows: int = 2
@@ -114,6 +117,13 @@ class RememberRecipe:
             UserError: a number is out of bounds.
         """
         check_numbers(self, {"rows": 1, "sequence_length": 2, "eval_rows": 1, "save_every": 1}, prefix)
+        if not 0 <= self.recall < 1:
+            raise UserError(f"{prefix}recall is {self.recall}, expected a part of the kept tokens: from 0 to below 1")
+        if self.recall and not self.recency:
+            raise UserError(
+                f"{prefix}recall is {self.recall} with {prefix}recency 0, expected a recency above 0: without it no "
+                "token makes room for another because of its age"
+            )
 
 
 def judged_name(source: str) -> str:
@@ -206,6 +216,9 @@ class ExtendRecipe:
     kept: int = 0
     """Tokens behind the window that it goes on to see, per key-value head: those with the best scores, which the stage
     remember fits. 0 keeps none."""
+    full_layers: int = 0
+    """Layers that keep their attention to all tokens that the model was made for: those whose replacement costs most.
+    Their states have room for as many tokens; --dry_run says how much that is."""
     latents: int = 16
     """Latents of each head, which summarise all other tokens."""
     feed: Literal["x", "conv", "rglru"] = "conv"

@@ -205,7 +205,7 @@ def mixer_options(recipe: ExtendRecipe) -> dict[str, Any]:
         "num_latents": recipe.latents,
         "feed": recipe.feed,
         "coupled": recipe.coupled,
-        **({"kept": recipe.kept} if recipe.kept else {}),
+        **({"kept": recipe.kept, "recall": recipe.remember.recall > 0} if recipe.kept else {}),
     }
 
 

@@ -18,8 +18,10 @@ from torch import Tensor
 from latte.data import Batch, Corpus, PackedRows, prepare
 from latte.errors import UserError
 from latte.extend.layer import ExtendedMixer
+from latte.extend.lifetimes import level_of, lifetimes
 from latte.extend.model import LatteExtendedForCausalLM
-from latte.extend.remember import ScoreSums, add_row, captured_attention, score_parameters
+from latte.extend.questions import Asked, with_questions
+from latte.extend.remember import ScoreSums, add_asked, add_row, captured_attention, score_parameters
 from latte.files import Damaged, remove, verify_folder, whole_folder, write_text
 from latte.loading import Original
 from latte.loading.layout import LAYERS, METRICS, read_metrics
@@ -31,6 +33,9 @@ SUMS, SCORES = "sums", "scores"  # folders in the stage's: what was read so far,
 WEIGHTS = "scores.safetensors"
 KIND = "latte-scores-1"
 SUM_NAMES = tuple(entry.name for entry in fields(ScoreSums))
+PREDICTION, RECALL = "prediction", "recall"  # what tokens are worth something for
+Sums = dict[tuple[int, str], ScoreSums]  # by layer and purpose
+Visit = Callable[[ExtendedMixer, Tensor, Tokens], None]
 
 
 @dataclass
@@ -43,6 +48,7 @@ class Remember:
     held_out: PackedRows
     model_digest: str
     digests: list[str]  # of the texts besides the corpus
+    encode: Callable[[str], list[int]]
     writes: bool = True
 
     def run(self, model: LatteExtendedForCausalLM, console: Console, writes: bool = True) -> None:
@@ -75,13 +81,13 @@ class Remember:
     def seconds(self, model: LatteExtendedForCausalLM) -> float:
         """About how long the pass takes here, by one whole row."""
         sums = self._resumed(model)[1]
-        batch = self._row(0, model.device)
+        row = self._row(0)
         began = time.perf_counter()
-        self._read(model, batch, sums)
+        self._read(model, row, sums)
         return (time.perf_counter() - began) * self.recipe.remember.rows
 
     @torch.no_grad()
-    def _fit(self, model: LatteExtendedForCausalLM, console: Console) -> dict[int, ScoreSums]:
+    def _fit(self, model: LatteExtendedForCausalLM, console: Console) -> Sums:
         settings = self.recipe.remember
         done, sums = self._resumed(model)
         if self.writes:
@@ -92,8 +98,9 @@ class Remember:
             console.print(f"going on from row {done} of {settings.rows}")
         with _shown(console, settings.rows, done) as advance:
             for row in range(done, settings.rows):
-                self._read(model, self._row(row, model.device), sums)
-                figures = {"r2": _mean([float(each.solve(settings.ridge)[1].mean()) for each in sums.values()])}
+                self._read(model, self._row(row), sums)
+                r2 = [float(sums[key].solve(settings.ridge)[1].mean()) for key in sums if key[1] == PREDICTION]
+                figures = {"r2": _mean(r2)}
                 advance(figures)
                 if not self.writes:
                     continue
@@ -102,26 +109,40 @@ class Remember:
                     self._save(sums, row + 1)
         return sums
 
-    def _read(self, model: LatteExtendedForCausalLM, batch: Batch, sums: dict[int, ScoreSums]) -> None:
+    def _read(self, model: LatteExtendedForCausalLM, row: Batch | Asked, sums: Sums) -> None:
         """Add a row to the sums of every layer that keeps tokens."""
 
         def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
-            if mixer.layer in sums:
-                add_row(sums[mixer.layer], mixer, x_BTD, tokens)
+            if (mixer.layer, PREDICTION) not in sums:
+                return
+            if isinstance(row, Asked):
+                add_asked(sums[mixer.layer, RECALL], mixer, x_BTD, tokens, row.asked)
+                x_BTD = x_BTD[:, : row.asked]
+                tokens = Tokens.of(x_BTD)
+            add_row(sums[mixer.layer, PREDICTION], mixer, x_BTD, tokens)
 
-        model.read_as("original", batch["input_ids"], reset=batch["reset"], visit=visit)
+        if isinstance(row, Asked):
+            ids, reset = torch.from_numpy(row.ids)[None], None
+        else:
+            ids, reset = row["input_ids"], row["reset"].to(model.device)
+        model.read_as("original", ids.to(model.device), reset=reset, visit=visit)
 
-    def _row(self, number: int, device: torch.device) -> Batch:
-        """Row ``number``: texts in turn, rows of a text evenly spread over it."""
+    def _row(self, number: int) -> Batch | Asked:
+        """Row ``number``: texts in turn, rows of a text evenly spread over it. With questions it is one document."""
         source, count = self.rows[number % len(self.rows)], self.recipe.remember.rows
         nth, of = number // len(self.rows), -(-count // len(self.rows))
-        return _to(source.batch([min(nth * len(source) // of, len(source) - 1)]), device)
+        batch = source.batch([min(nth * len(source) // of, len(source) - 1)])
+        if not self.recipe.remember.recall:
+            return batch
+        return with_questions(batch["input_ids"][0].numpy(), self.encode, seed=number)
 
-    def _resumed(self, model: LatteExtendedForCausalLM) -> tuple[int, dict[int, ScoreSums]]:
-        mixers = {index: mixer for index, mixer in enumerate(model.mixers) if mixer.pretrained.kept}
+    def _resumed(self, model: LatteExtendedForCausalLM) -> tuple[int, Sums]:
+        purposes = (PREDICTION, RECALL) if self.recipe.remember.recall else (PREDICTION,)
         sums = {
-            index: ScoreSums.empty(mixer.config.hidden_size, mixer.config.kv_heads, model.device)
-            for index, mixer in mixers.items()
+            (mixer.layer, purpose): ScoreSums.empty(mixer.config.hidden_size, mixer.config.kv_heads, model.device)
+            for mixer in model.mixers
+            for purpose in purposes
+            if mixer.pretrained.kept
         }
         folder = self.folder / SUMS
         if not folder.is_dir():
@@ -132,36 +153,68 @@ class Remember:
             remove(folder)
             return 0, sums
         found = safetensors.torch.load_file(folder / WEIGHTS, device=str(model.device))
-        for index in sums:
-            sums[index] = ScoreSums(**{name: found[f"{index}.{name}"] for name in SUM_NAMES})
+        for layer, purpose in sums:
+            values = {name: found[f"{layer}.{purpose}.{name}"] for name in SUM_NAMES}
+            sums[layer, purpose] = ScoreSums(**values)
         return int(about["rows"]), sums
 
-    def _save(self, sums: dict[int, ScoreSums], rows: int) -> None:
-        tensors = {f"{index}.{name}": value for index, each in sums.items() for name, value in vars(each).items()}
+    def _save(self, sums: Sums, rows: int) -> None:
+        tensors = {
+            f"{layer}.{purpose}.{name}": value
+            for (layer, purpose), each in sums.items()
+            for name, value in vars(each).items()
+        }
         with whole_folder(self.folder / SUMS, rows=rows) as scratch:
             safetensors.torch.save_file(tensors, scratch / WEIGHTS)
 
-    def _solve(self, model: LatteExtendedForCausalLM, sums: dict[int, ScoreSums]) -> dict[int, float]:
-        """Set the scores of every layer; R2 by layer."""
-        found = {}
-        for index, each in sums.items():
-            weight_GD, r2_G = each.solve(self.recipe.remember.ridge)
-            window = model.mixers[index].pretrained
-            assert window.score_proj is not None
+    @torch.no_grad()
+    def _solve(self, model: LatteExtendedForCausalLM, sums: Sums) -> dict[int, dict[str, float]]:
+        """Set the scores of every layer; R2 by layer and purpose."""
+        settings = self.recipe.remember
+        found: dict[int, dict[str, float]] = {}
+        for (layer, purpose), each in sums.items():
+            weight_GD, r2_G = each.solve(settings.ridge)
+            window = model.mixers[layer].pretrained
+            projection = window.score_proj if purpose == PREDICTION else window.lifetime_proj
+            assert projection is not None
             assert window.score_recency is not None
-            with torch.no_grad():
-                window.score_proj.weight.copy_(weight_GD)
-                window.score_recency.fill_(self.recipe.remember.recency)
-            found[index] = float(r2_G.mean())
+            projection.weight.copy_(weight_GD)
+            window.score_recency.fill_(settings.recency)
+            found.setdefault(layer, {})["r2" if purpose == PREDICTION else "recall_r2"] = round(float(r2_G.mean()), 6)
+        if settings.recall:
+            self._set_lifetimes(model)
         return found
 
-    def _finish(self, model: LatteExtendedForCausalLM, r2: dict[int, float] | None) -> None:
+    def _set_lifetimes(self, model: LatteExtendedForCausalLM) -> None:
+        """Turn what tokens are worth for recall into lifetimes, by validation rows."""
+        settings = self.recipe.remember
+        seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+        def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
+            window = mixer.pretrained
+            if window.score_proj is not None and window.lifetime_proj is not None:
+                x_ND = x_BTD[tokens.real_BT]
+                seen.setdefault(mixer.layer, []).append((window.score_proj(x_ND), window.lifetime_proj(x_ND)))
+
+        self._read_validation(model, visit)
+        for layer, rows in seen.items():
+            window = model.mixers[layer].pretrained
+            assert window.lifetime_proj is not None
+            assert window.lifetime_bias is not None
+            assert window.recall_level is not None
+            score_NG, worth_NG = (torch.cat(parts).float() for parts in zip(*rows, strict=True))
+            slope_G, offset_G = lifetimes(worth_NG, settings.recall * window.kept)
+            window.lifetime_proj.weight.mul_(slope_G[:, None])
+            window.lifetime_bias.copy_(offset_G)
+            window.recall_level.copy_(level_of(score_NG, (1 - settings.recall) * window.kept, settings.recency))
+
+    def _finish(self, model: LatteExtendedForCausalLM, r2: dict[int, dict[str, float]] | None) -> None:
         if not self.writes:
             return
         captured = self._captured(model)
         figures = [
-            {"layer": index, **({} if r2 is None else {"r2": round(r2[index], 6)}), "captured": round(share, 6)}
-            for index, share in captured.items()
+            {"layer": layer, **({} if r2 is None else r2[layer]), "captured": round(share, 6)}
+            for layer, share in captured.items()
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / LAYERS, json.dumps(figures) + "\n")
@@ -180,11 +233,16 @@ class Remember:
                 total = totals.setdefault(mixer.layer, [0.0, 0.0])
                 total[0], total[1] = total[0] + behind, total[1] + kept
 
+        self._read_validation(model, visit)
+        return {index: kept / max(behind, 1e-30) for index, (behind, kept) in sorted(totals.items())}
+
+    def _read_validation(self, model: LatteExtendedForCausalLM, visit: Visit) -> None:
+        """Read validation rows with the pretrained attention."""
         count = min(self.recipe.remember.eval_rows, len(self.held_out))
         for nth in range(count):
-            batch = _to(self.held_out.batch([nth * len(self.held_out) // count]), model.device)
-            model.read_as("original", batch["input_ids"], reset=batch["reset"], visit=visit)
-        return {index: kept / max(behind, 1e-30) for index, (behind, kept) in sorted(totals.items())}
+            batch = self.held_out.batch([nth * len(self.held_out) // count])
+            ids, reset = (batch[name].to(model.device) for name in ("input_ids", "reset"))
+            model.read_as("original", ids, reset=reset, visit=visit)
 
     def _take(self, model: LatteExtendedForCausalLM, folder: Path) -> None:
         """Load scores.
@@ -243,7 +301,11 @@ def plan_remember(
     texts = [corpus.train, *(each.train for each in more)]
     rows = [PackedRows(text, settings.sequence_length, f"text for stage {NAME}", setting) for text in texts]
     held_out = PackedRows(corpus.valid, settings.sequence_length, f"validation part, for stage {NAME},", setting)
-    return Remember(recipe, folder / NAME, rows, held_out, original.digest, [each.digest for each in more])
+
+    def encode(text: str) -> list[int]:
+        return list(original.tokenizer(text, add_special_tokens=False).input_ids)
+
+    return Remember(recipe, folder / NAME, rows, held_out, original.digest, [each.digest for each in more], encode)
 
 
 def given_scores(name: str) -> Path:
@@ -285,10 +347,6 @@ class _shown:  # noqa: N801  (used as a function)
     def __exit__(self, *_: Any) -> None:
         if self.live is not None:
             self.live.stop()
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    return {name: value.to(device) for name, value in batch.items()}
 
 
 def _mean(values: list[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import KEPT, KEPT_FORMS, Mutant
+from .mutant import KEPT, KEPT_FORMS, REMEMBERED, Mutant
 
 SELECTION = "latte/ops/kept_selection.py"
 KEPT_PY = "latte/ops/kept.py"
@@ -10,6 +10,10 @@ KEPT_STATE = "latte/ops/kept_state.py"
 KEPT_ATTEND = "latte/ops/kept_attend.py"
 KEPT_STEP = "latte/ops/kept_step.py"
 RECEIVED = "latte/ops/kept_received.py"
+REMEMBER = "latte/extend/remember.py"
+LIFETIMES = "latte/extend/lifetimes.py"
+QUESTIONS = "latte/extend/questions.py"
+WINDOW_PART = "latte/layers/window.py"
 
 MUTANTS = [
     Mutant(
@@ -133,5 +137,70 @@ MUTANTS = [
         "seen = (place >= 0) & (place <= left) &",
         "seen = (place <= left) &",
         KEPT,
+    ),
+    # What tokens are worth, and for how long.
+    Mutant(
+        "questions ask on average, not at most",
+        REMEMBER,
+        "seen = weights_BGCRS.amax(dim=3) * beyond_BCS[:, None]",
+        "seen = weights_BGCRS.mean(dim=3) * beyond_BCS[:, None]",
+        REMEMBERED,
+    ),
+    Mutant(
+        "questions count as text that is asked for",
+        REMEMBER,
+        "    worth_BT[:, asked:] = False\n",
+        "",
+        REMEMBERED,
+    ),
+    Mutant(
+        "the attention of all queries counts as that of questions",
+        REMEMBER,
+        "in _attention(mixer, x_BTD, tokens, asked):",
+        "in _attention(mixer, x_BTD, tokens):",
+        REMEMBERED,
+    ),
+    Mutant(
+        "what recall is worth is fitted to attention, not to its root",
+        REMEMBER,
+        "target_NG = most_BTG[worth_BT].sqrt()",
+        "target_NG = most_BTG[worth_BT]",
+        REMEMBERED,
+    ),
+    Mutant(
+        "a token goes when either of its two scores is low",
+        WINDOW_PART,
+        "torch.maximum(s_BTG, self.recall_level",
+        "torch.minimum(s_BTG, self.recall_level",
+        REMEMBERED,
+    ),
+    Mutant(
+        "a lifetime does not count from the level that falls out",
+        WINDOW_PART,
+        "self.recall_level.to(wide) + recency_G",
+        "0 * self.recall_level.to(wide) + recency_G",
+        REMEMBERED,
+    ),
+    Mutant("lifetimes have no end", WINDOW_PART, "log_life_BTG.clamp(max=LONGEST)", "log_life_BTG", REMEMBERED),
+    Mutant(
+        "a level is that of one token more than the best",
+        LIFETIMES,
+        "torch.arange(1, len(score_NG) + 1",
+        "torch.arange(2, len(score_NG) + 2",
+        REMEMBERED,
+    ),
+    Mutant(
+        "lifetimes grow with the part of better tokens",
+        LIFETIMES,
+        "math.log(kept / few / PLACES)",
+        "math.log(kept * few / PLACES)",
+        REMEMBERED,
+    ),
+    Mutant(
+        "facts are asked for in the order in which they were told, without the last",
+        QUESTIONS,
+        "for nth in random.permutation(len(told)) for",
+        "for nth in range(len(told) - 1) for",
+        REMEMBERED,
     ),
 ]

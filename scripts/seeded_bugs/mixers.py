@@ -125,7 +125,7 @@ MUTANTS = [
     Mutant(
         "sinks are looked at from the query's own place",
         "latte/layers/window.py",
-        "tokens.place_BT.clamp(max=self.sinks + self.size)",
+        "tokens.place_BT.clamp(max=self.farthest)",
         "tokens.place_BT",
         MIXERS,
     ),

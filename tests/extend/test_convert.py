@@ -20,6 +20,7 @@ WAYS = [
     {"window": 5, "sinks": 0, "num_latents": 2, "feed": "rglru", "coupled": False},
     {"window": 3, "sinks": 1, "num_latents": 2, "feed": "x", "coupled": True, "feed_norm": True},
     {"window": 3, "sinks": 1, "num_latents": 2, "coupled": True, "kept": 4, "reach": 9, "received": 0.5},
+    {"window": 3, "sinks": 1, "num_latents": 2, "kept": 4, "reach": 9, "recall": True},
 ]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -46,6 +47,15 @@ def test_with_a_long_window_it_is_the_pretrained_model(family: str, coupled: boo
     converted = convert(copy.deepcopy(original), {**OPTIONS, "coupled": coupled})
     with torch.no_grad():
         assert_close(converted(ids()).logits, expected.detach(), 1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
+def test_with_every_token_kept_it_is_the_pretrained_model(family: str) -> None:
+    """Sinks and kept tokens are looked at from where they are."""
+    x, original = ids(2, 40), small_model(family)
+    converted = convert(copy.deepcopy(original), {**OPTIONS, "window": 6, "kept": 40, "recall": True})
+    with torch.no_grad():
+        assert_close(converted(x).logits, original(x).logits)
 
 
 @every_family

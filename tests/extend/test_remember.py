@@ -11,9 +11,12 @@ from latte.extend import convert
 from latte.extend.layer import ExtendedMixer
 from latte.extend.remember import (
     ScoreSums,
+    add_asked,
     add_row,
     attention_to_come,
+    attention_when_asked,
     captured_attention,
+    choose_by_attention_to_come,
     fixed_scores,
     score_parameters,
 )
@@ -74,6 +77,45 @@ def test_attention_to_come_stays_within_documents() -> None:
         assert_close(whole, torch.cat([first, second], dim=1))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block", [7, 128])
+def test_attention_when_asked_is_the_most_that_questions_pay(
+    family: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latte.extend.remember.QUERIES", block)
+    x, T, asked = ids(2, 40), 40, 21
+    with torch.no_grad():
+        weights = small_model(family)(x, output_attentions=True).attentions
+    model = convert(small_model(family), OPTIONS)
+    found = iter(visited(model, x, lambda *given: attention_when_asked(*given, asked)))
+    place = torch.arange(T)
+    distance = place[asked:, None] - place
+    for mixer, weights_BHTS in zip(model.mixers, weights, strict=True):
+        if not mixer.pretrained.kept:
+            continue
+        own = mixer.pretrained.family.own_window(mixer.pretrained.original, mixer.layer)
+        beyond = (distance > 5) & (place >= 2) & (distance <= (T if own is None else own))
+        expected_BGT = (weights_BHTS[:, :, asked:] * beyond).amax(dim=2).unflatten(1, (2, 2)).amax(dim=2)
+        most_BTG, worth_BT = next(found)
+        assert torch.equal(worth_BT, (beyond.any(dim=0) & (place < asked)).expand(2, -1))
+        assert_close(most_BTG[worth_BT], expected_BGT.transpose(1, 2)[worth_BT])
+
+
+def test_what_recall_is_worth_is_fitted_to_the_root_of_attention() -> None:
+    model, x, asked = convert(small_model("llama"), OPTIONS), ids(3, 60), 40
+    sums = [ScoreSums.empty(32, 2, torch.device("cpu")) for _ in model.mixers]
+
+    def visit(mixer: ExtendedMixer, x_BTD: torch.Tensor, tokens: Tokens) -> Any:
+        add_asked(sums[mixer.layer], mixer, x_BTD, tokens, asked)
+        most_BTG, worth_BT = attention_when_asked(mixer, x_BTD, tokens, asked)
+        return x_BTD[worth_BT].double(), most_BTG[worth_BT].sqrt().double()
+
+    for each, (x_ND, y_NG) in zip(sums, visited(model, x, visit), strict=True):
+        with_one = torch.cat([x_ND, torch.ones_like(x_ND[:, :1])], dim=1)
+        expected = torch.linalg.lstsq(with_one, y_NG).solution
+        assert_close(each.solve(0.0)[0], expected[:-1].mT)
+
+
 def test_sums_of_parts_give_weighted_least_squares() -> None:
     torch.manual_seed(0)
     x, y, weight = torch.randn(90, 6, dtype=torch.float64), torch.randn(90, 2, dtype=torch.float64), torch.rand(90)
@@ -123,6 +165,15 @@ def test_fitted_scores_capture_more_than_the_first_tokens_and_the_last() -> None
     assert share["fitted"] > max(share["first"], share["last"]) > share["reversed"]
 
 
+def test_an_oracle_captures_more_than_the_first_tokens() -> None:
+    x = ids(4, 64)
+    model = convert(small_model("llama"), OPTIONS)
+    first = visited(model, x, captured_attention)
+    choose_by_attention_to_come(model)
+    for (_, by_place), (_, by_oracle) in zip(first, visited(model, x, captured_attention), strict=True):
+        assert by_oracle > 1.2 * by_place
+
+
 def test_a_recency_prefers_later_tokens_of_the_same_content() -> None:
     model = convert(small_model("llama"), OPTIONS)
     window: Any = model.mixers[0].pretrained
@@ -133,8 +184,37 @@ def test_a_recency_prefers_later_tokens_of_the_same_content() -> None:
     assert_close(scores[0, 2000] - scores[0, 0], torch.tensor([0.0, 4.0]))
 
 
+def test_a_lifetime_is_the_place_at_which_a_token_goes() -> None:
+    model = convert(small_model("llama"), {**OPTIONS, "recall": True})
+    window: Any = model.mixers[0].pretrained
+    with torch.no_grad():
+        window.score_recency.copy_(torch.tensor([1.0, 2.0]))
+        window.lifetime_bias.copy_(torch.tensor([1.0, 3.0]).log())
+        window.recall_level.fill_(0.5)
+        x = torch.randn(1, 1, 32).expand(1, 5001, -1)
+        found = window.scores(x, Tokens.of(x))[0]
+    # Content scores are 0: the first is worth as much as one of score 0.5 at place 1,000, the second at 3,000; a bit
+    # less for later ones.
+    place = torch.arange(5001.0)[:, None] / 1000
+    lasting = 0.5 + torch.tensor([1.0, 6.0]) / (1 + 0.01 * place)
+    assert_close(found, torch.maximum(place * torch.tensor([1.0, 2.0]), lasting))
+
+
+def test_scores_of_any_lifetime_are_finite() -> None:
+    model = convert(small_model("llama"), {**OPTIONS, "recall": True})
+    window: Any = model.mixers[0].pretrained
+    with torch.no_grad():
+        window.score_recency.fill_(1.0)
+        window.lifetime_proj.weight.normal_()
+        found = window.scores(1e6 * torch.randn(1, 50, 32), Tokens.of(torch.zeros(1, 50, 32)))
+    assert found.isfinite().all()
+
+
 def test_score_parameters_are_those_that_choose() -> None:
     model = convert(small_model("llama"), OPTIONS)
     assert len(score_parameters(model)) == 2 * 3
     assert len(fixed_scores(model)) == 3 * 3  # their weight in logits too, which would weigh the place
+    recalling = convert(small_model("llama"), {**OPTIONS, "recall": True})
+    assert len(score_parameters(recalling)) == 5 * 3
+    assert len(fixed_scores(recalling)) == 6 * 3
     assert not score_parameters(convert(small_model("llama"), {**OPTIONS, "kept": 0}))

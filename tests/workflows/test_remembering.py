@@ -54,7 +54,7 @@ def test_scores_are_fitted_shown_and_saved_with_the_model(
     assert "stage remember" in printed
     assert "row 5/5  R2 0." in printed
     results = json.loads((folder / "out" / "results.json").read_text())
-    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "captured"}]
+    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "recall_r2", "captured"}]
     assert all(0 < line["r2"] < 1 and 0 < line["captured"] < 1 for line in results["remember"])
     lines = [json.loads(line) for line in (folder / "out-run" / "remember" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
@@ -62,6 +62,13 @@ def test_scores_are_fitted_shown_and_saved_with_the_model(
     for name, value in scores(folder / "out-run").items():
         assert torch.equal(dict(model.named_parameters())[name], value)  # no later stage changes them
     assert {float(mixer.pretrained.score_recency.detach().mean()) for mixer in model.mixers} == {0.5}
+
+
+def test_without_recall_tokens_have_no_lifetimes(folder: Path) -> None:  # noqa: F811
+    main(["extend", *arguments(folder, **SETTINGS, **{"remember.recall": 0, "remember.recency": 0})])
+    assert not any("lifetime" in name for name in scores(folder / "out-run"))
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "captured"}]
 
 
 def test_a_stopped_pass_goes_on_and_ends_with_the_same_scores(
@@ -72,10 +79,10 @@ def test_a_stopped_pass_goes_on_and_ends_with_the_same_scores(
     main(["extend", *arguments(folder, "whole", **SETTINGS)])
     row = Remember._row
 
-    def killed(self: Remember, number: int, device: torch.device) -> object:
+    def killed(self: Remember, number: int) -> object:
         if number == 3:
             raise KeyboardInterrupt
-        return row(self, number, device)
+        return row(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Remember, "_row", killed)
@@ -118,6 +125,8 @@ def test_scores_of_an_earlier_run_are_taken_if_they_are_of_the_same_model(
         ({"kept": 38}, "transfer.sequence_length is 48, expected more than 49, which window, sinks and kept"),
         ({"kept": -1}, "kept is -1, expected at least 0"),
         ({"remember.rows": 0}, "remember.rows is 0, expected at least 1"),
+        ({"remember.recall": 1.0}, "remember.recall is 1.0, expected a part of the kept tokens: from 0 to below 1"),
+        ({"remember.recency": 0}, "remember.recall is 0.25 with remember.recency 0, expected a recency above 0"),
         ({"remember.scores": "nowhere"}, "there are no scores in nowhere"),
     ],
 )
