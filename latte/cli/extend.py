@@ -53,6 +53,11 @@ def show_plan(recipe: ExtendRecipe) -> Outcome:
     plan = make_plan(recipe, original, corpus, mixer_options(recipe), Path(f"{recipe.out}-run"))
     console.print(f"{original.name}: {plan.parameters:,} parameters, {plan.new_parameters:,} of them new")
     console.print(f"memory while training: about {plan.memory_bytes / 2**30:.1f} GiB")
+    console.print(f"state of a text while it is read: {plan.state_bytes / 2**20:.1f} MiB, whatever its length")
+    if plan.full_bytes:
+        console.print(
+            f"{plan.full_bytes / 2**20:.1f} MiB of it because {recipe.full_layers} layers keep their attention"
+        )
     table = Table("stage", "steps", "tokens", "time here", title="training", title_justify="left")
     for stage in plan.stages:
         table.add_row(stage.name, f"{stage.steps:,}", f"{stage.tokens:,}", _duration(stage.seconds))

@@ -2,7 +2,9 @@
 
 Ways, each at several numbers of tokens in sight (window, sinks and kept tokens together):
 ``window``: all of them in the window; ``kept``: the recipe's window, the rest kept by scores, no latents; ``latents``:
-the extended model without its kept tokens; ``all together``: the extended model with as many kept tokens.
+the extended model without its kept tokens; ``all together``: the extended model with as many kept tokens; ``oracle``:
+as ``kept``, but chosen by the attention that each token will get in the stretch, which no score can know; ``hybrid``:
+as ``kept``, with the layers that keep their attention.
 The gap is that between the pretrained model on the recipe's window and sinks, and with everything in sight.
 """
 
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from latte.eval.stream import Text, state_bytes
 
 WINDOW_OF, KEPT, LATENTS, TOGETHER = "window", "kept", "latents", "all together"
+ORACLE, HYBRID = "oracle", "hybrid"
 ORIGINAL_ROW, BASE_ROW = "original", "window and sinks"
 CHUNK = 1024  # tokens read at once
 
@@ -34,14 +37,14 @@ def stretches(text: Text, context: int, count: int) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def losses_of(model: Any, pieces: list[np.ndarray]) -> tuple[list[float], int]:
-    """Mean loss of each stretch, and the bytes of state at its end."""
+def losses_of(model: Any, pieces: list[np.ndarray], chunk: int = CHUNK) -> tuple[list[float], int]:
+    """Mean loss of each stretch, and the bytes of state at its end; ``chunk`` tokens are read at once."""
     found, size = [], 0
     for piece in pieces:
         ids = torch.from_numpy(piece.astype(np.int64))[None].to(model.device)
         cache, total = None, 0.0
-        for start in range(0, ids.shape[1] - 1, CHUNK):
-            part, targets = ids[:, start : start + CHUNK], ids[0, start + 1 : start + CHUNK + 1]
+        for start in range(0, ids.shape[1] - 1, chunk):
+            part, targets = ids[:, start : start + chunk], ids[0, start + 1 : start + chunk + 1]
             output = model(input_ids=part, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             logits = output.logits[0, : len(targets)].float()

@@ -36,12 +36,14 @@ class Gap:
         return (worst - loss) / (worst - best) if worst - best > SMALLEST else None
 
     @torch.no_grad()
-    def loss(self, model: LatteExtendedForCausalLM, mode: str = "extended", closed: bool = False) -> float:
-        """Mean next-token loss over the rows."""
+    def loss(
+        self, model: LatteExtendedForCausalLM, mode: str = "extended", closed: bool = False, alone: int | None = None
+    ) -> float:
+        """Mean next-token loss over the rows; ``alone``: of the model with one layer replaced."""
         total = 0.0
         with _closed(model) if closed else nullcontext():
             for row in self.rows:
-                hidden_BTD, reading = model.read_as(mode, row["input_ids"], reset=row["reset"])
+                hidden_BTD, reading = model.read_as(mode, row["input_ids"], reset=row["reset"], alone=alone)
                 loss = next_token_loss(
                     hidden_BTD,
                     model.get_output_embeddings(),

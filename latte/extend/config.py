@@ -22,13 +22,14 @@ class LatteExtendedConfig(PreTrainedConfig):
     Args:
         original: the pretrained model's configuration, as a dictionary with its ``model_type``.
         options: options of the mixer ``latte``, the same for all layers; ``num_latents`` counts those of one head.
+        full_layers: numbers of the layers that keep the pretrained attention instead.
         return_logits: whether ``forward`` gives logits beside a loss; by default (None) in eval mode only.
         quantized: modules whose weights are blocks of few bits, and the blocks' format; ``model.quantize`` sets it.
         max_position_embeddings: there is no limit, whatever the pretrained model had.
 
     Raises:
         UserError: a pretrained model that can't be extended.
-        ValueError: unknown options.
+        ValueError: unknown options, or layers that the model does not have.
     """
 
     model_type = "latte-extended"
@@ -36,6 +37,7 @@ class LatteExtendedConfig(PreTrainedConfig):
 
     original: dict[str, Any] | None = None
     options: dict[str, Any] | None = None
+    full_layers: list[int] | None = None
     vocab_size: int = 0
     hidden_size: int = 0
     num_hidden_layers: int = 0
@@ -59,6 +61,9 @@ class LatteExtendedConfig(PreTrainedConfig):
                     setattr(self, name, getattr(inner, name, None))
             self.options = dict(self.options or {})
             parse_options("latte", mixer_class("latte").Options, self.options)
+            for layer in self.full_layers or ():
+                if layer not in range(self.num_hidden_layers):
+                    raise ValueError(f"full_layers has {layer}, expected 0 to {self.num_hidden_layers - 1}")
         super().__post_init__(**kwargs)
 
     def original_config(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -42,7 +42,9 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         self.family = family_of(inner)
         self.base = AutoModelForCausalLM.from_config(inner) if base is None else base
         for index, layer in enumerate(self.base.model.layers):
-            layer.self_attn = extend_layer(layer.self_attn, index, self.family, inner, config.options or {})
+            layer.self_attn = extend_layer(
+                layer.self_attn, index, self.family, inner, config.options or {}, index in (config.full_layers or ())
+            )
             if base is not None:
                 self._fill(layer.self_attn.mixer)
         self._set_rotary()  # here, since a compiled call can't read numbers
@@ -148,8 +150,11 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         stream: Stream | None = None,
         weights: dict[int, Tensor] | None = None,
         visit: Callable[[ExtendedMixer, Tensor, Tokens], None] | None = None,
+        alone: int | None = None,
     ) -> tuple[Tensor, Reading]:
         """Hidden states after the last norm, and what the layers left; ``mode`` is that of :class:`Reading`.
+
+        Without a cache ``alone`` may name the only layer that is read so.
 
         Hidden states that were asked for go into ``stream``, attention weights into ``weights``.
         """
@@ -162,7 +167,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
             if hidden_BTD is not None:
                 return hidden_BTD, Reading(tokens, None)
         before = None if cache is None else cache.states_for(x_BTD, len(body.layers))
-        reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights, visit=visit)
+        reading = Reading(tokens, before, mode=cast(Any, mode), share=share, weights=weights, visit=visit, alone=alone)
         for layer in body.layers:
             stream.add(x_BTD)
             x_BTD = layer(x_BTD, attention_mask=None, position_embeddings=None, reading=reading)
@@ -187,7 +192,7 @@ AutoConfig.register(LatteExtendedConfig.model_type, LatteExtendedConfig, exist_o
 AutoModelForCausalLM.register(LatteExtendedConfig, LatteExtendedForCausalLM, exist_ok=True)
 
 
-def convert(original: Any, options: dict[str, Any]) -> LatteExtendedForCausalLM:
+def convert(original: Any, options: dict[str, Any], full_layers: Sequence[int] = ()) -> LatteExtendedForCausalLM:
     """A loaded pretrained model as an extended one, in place: its weights are used, not copied.
 
     It computes what the pretrained one computes on the window and the sinks alone, until its latents are trained.
@@ -206,7 +211,7 @@ def convert(original: Any, options: dict[str, Any]) -> LatteExtendedForCausalLM:
     ):
         fields.pop(name, None)
     family_of(original.config)
-    config = LatteExtendedConfig(original=fields, options=options)
+    config = LatteExtendedConfig(original=fields, options=options, full_layers=list(full_layers) or None)
     model = LatteExtendedForCausalLM(config, original)
     model.generation_config = original.generation_config
     return model.train(original.training)

@@ -47,6 +47,7 @@ COMPARED, COMPARISON = "compare.json", "results.json"
 #: In the comparison's folder: losses of the search for learning rates, speeds of all models, the recipe for processes.
 SEARCH, SPEEDS, JOBS = "search", "speeds.json", "jobs.yaml"
 CHECK, JUDGED, FRONTIER, EXTENSION_RESULTS = "check.json", "judge.json", "frontier.json", "results.json"
+REPLACED = "replaced.json"  # what replacing each layer alone costs
 RECIPE = "recipe.yaml"  # beside an extended model
 LAYERS_BEFORE, LAYERS = "layers_before.json", "layers.json"
 

@@ -18,7 +18,8 @@ STEADY = (EXTENDED, SINKS)
 #: Colour of each figure of the stage remember.
 REMEMBERED = {"attention captured": 0, "R2 of the scores": 4}
 #: Colour of each way to spend memory.
-WAYS = {"all together": 0, "kept": 4, "window": 3, "latents": 7, "original": 1, "window and sinks": 2}
+WAYS = dict(zip(("all together", "original", "window and sinks", "window", "kept", "oracle"), range(6), strict=True))
+WAYS |= {"hybrid": 6, "latents": 7}
 FIRST_TOKENS = 16  # their loss is high for want of context: they do not make a chart taller
 
 Points = list[tuple[float, float]]

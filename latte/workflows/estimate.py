@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from latte.data import Corpus
-from latte.extend.model import convert
+from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.loading import Original
 from latte.recipe import ExtendRecipe
+from latte.workflows.hybrid import state_bytes
 from latte.workflows.remembering import NAME as REMEMBER
 from latte.workflows.remembering import plan_remember
 from latte.workflows.stages import Stage, open_latents, plan_stages
@@ -37,6 +38,8 @@ class Cost:
     parameters: int
     new_parameters: int
     memory_bytes: int
+    state_bytes: int  # of one row, at its largest
+    full_bytes: int  # of them by layers that keep their attention
     stages: list[StageCost]
 
 
@@ -64,10 +67,13 @@ def estimate_cost(recipe: ExtendRecipe, original: Original, corpus: Corpus, opti
     longest = max((stage.settings.sequence_length for stage in stages), default=0)
     config = original.model.config
     per_token = 4 * config.num_hidden_layers * (12 * config.hidden_size + 3 * config.intermediate_size)
+    state, full = _state_bytes(recipe, model, original, options)
     return Cost(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         new_parameters=new,
         memory_bytes=2 * weights + 12 * new + longest * per_token,
+        state_bytes=state,
+        full_bytes=full,
         stages=parts,
     )
 
@@ -81,3 +87,15 @@ def _seconds_per_token(model: torch.nn.Module, stage: Stage) -> float:
         best = min(best, time.perf_counter() - began)
         model.zero_grad()
     return best / batch["input_ids"].shape[1]
+
+
+def _state_bytes(
+    recipe: ExtendRecipe, model: LatteExtendedForCausalLM, original: Original, options: dict
+) -> tuple[int, int]:
+    """Bytes of a row's state, and how many of them are there because some layers keep their attention."""
+    without = state_bytes(model)
+    if not recipe.full_layers:
+        return without, 0
+    # All layers have the same sizes, whichever are chosen; a family's own windows are what they are.
+    state = state_bytes(convert(copy.deepcopy(original.model), options, range(recipe.full_layers)))
+    return state, state - without

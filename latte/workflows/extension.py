@@ -33,6 +33,7 @@ from latte.loading.layout import (
     JUDGED,
     LAYERS,
     LAYERS_BEFORE,
+    REPLACED,
     read_metrics,
 )
 from latte.loading.weights import READ
@@ -44,6 +45,7 @@ from latte.report.model_card import model_card
 from latte.train.run import run_folder
 from latte.train.trainer import seed_everything, training_arguments
 from latte.workflows.frontier import check_frontier, measure_frontier
+from latte.workflows.hybrid import check_full_layers, dearest, replacement_costs, with_full_layers
 from latte.workflows.remembering import NAME as REMEMBER
 from latte.workflows.remembering import plan_remember
 from latte.workflows.stages import Stage, open_latents, plan_stages
@@ -84,6 +86,12 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
         if remember is not None:
             console.print(f"stage {REMEMBER}: scores of the tokens to keep, {recipe.remember.rows} rows")
             remember.run(model, console, args.process_index == 0)
+        if recipe.full_layers:
+            console.print(f"choosing {recipe.full_layers} layers that keep their attention")
+            costs = once(run / REPLACED, lambda: replacement_costs(model, corpus, console.print))
+            full = dearest(costs, recipe.full_layers)
+            model = with_full_layers(original, model, options, full)
+            console.print(f"layers {', '.join(map(str, full))} keep their attention")
         for number, stage in enumerate(stages, 1):
             console.print(f"stage {number} of {len(stages)}: {stage.name}, {stage.settings.steps} steps")
             if not stage.is_finished():
@@ -123,6 +131,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             "check": check,
             "layers": layers,
             "remember": [] if remember is None else remember.figures(),
+            "full_layers": model.config.full_layers or [],
             "progress": progress(stages),
             **figures,
             "frontier": frontier,
@@ -190,6 +199,7 @@ def open_inputs(recipe: ExtendRecipe, console: Console) -> tuple[Original, Corpu
             "[bold]teaching on Python's own sources[/bold], the default: give --data.source for text like the model's"
         )
     original = load_original(recipe.model, console.print)
+    check_full_layers(recipe.full_layers, original.model.config.num_hidden_layers)
     corpus = prepare(recipe.data, console.print, original.tokenizer)
     judged = texts(recipe, corpus, original)
     check_judge(recipe.judge, original.tokenizer, judged)

@@ -13,11 +13,23 @@ import numpy as np
 
 from latte.errors import UserError
 from latte.eval.extension import LONG
-from latte.eval.frontier import KEPT, LATENTS, TOGETHER, WINDOW_OF, gap_closed, losses_of, stretches
+from latte.eval.frontier import (
+    CHUNK,
+    HYBRID,
+    KEPT,
+    LATENTS,
+    ORACLE,
+    TOGETHER,
+    WINDOW_OF,
+    gap_closed,
+    losses_of,
+    stretches,
+)
 from latte.eval.gap import close_latents
 from latte.eval.retrieval import DEPTHS, ONE_FACT, retrieve
 from latte.eval.stream import Text
 from latte.extend.model import LatteExtendedForCausalLM, convert
+from latte.extend.remember import choose_by_attention_to_come
 from latte.files import digest_json, write_text
 from latte.loading import Original
 from latte.recipe import ExtendRecipe
@@ -34,14 +46,16 @@ class Way(NamedTuple):
 
 
 def ways(recipe: ExtendRecipe) -> list[Way]:
-    """The ends of the gap, then every way at every memory that it can have."""
-    own = recipe.window + recipe.sinks
+    """The ends of the gap, then every way at every memory that it can have; those with latents if they are trained."""
+    own, trained = recipe.window + recipe.sinks, bool(recipe.stages())
     found = [Way(BEST, None), Way(BASE, own)]
     for tokens in sorted(set(recipe.judge.frontier)):
         found += [Way(WINDOW_OF, tokens)] if tokens > own else []
         if recipe.kept and tokens > own:
-            found += [Way(KEPT, tokens), Way(TOGETHER, tokens)]
-    return [*found, Way(LATENTS, own)]
+            # A hybrid has no scores for layers that keep their attention.
+            untrained = [Way(HYBRID, tokens)] if recipe.full_layers else [Way(KEPT, tokens), Way(ORACLE, tokens)]
+            found += [*untrained, *([Way(TOGETHER, tokens)] if trained else [])]
+    return [*found, Way(LATENTS, own)] if trained else found
 
 
 def check_frontier(recipe: ExtendRecipe, texts: dict[str, Text], own_context: int) -> None:
@@ -118,9 +132,11 @@ def measure_frontier(
 
         label = way.name if way.tokens is None else f"{way.name} of {way.tokens} tokens"
         for name, parts in pieces.items():
-            losses, row["bytes"] = once(f"frontier: {label} on {name}", _losses(parts))
+            # The oracle looks at what comes later: it has to see all at once.
+            chunk = judge.frontier_context if way.name == ORACLE else CHUNK
+            losses, row["bytes"] = once(f"frontier: {label} on {name}", _losses(parts, chunk))
             row["texts"][name] = {"loss": mean(losses), "losses": losses}
-        if judge.frontier_recall:
+        if judge.frontier_recall and way.name != ORACLE:  # the question comes after the choice
             given = (original.tokenizer, filler, judge.frontier_context, judge.retrieval_trials, ONE_FACT)
             row["recall"] = once(f"frontier: recall of {label}", _recall(given))
         rows.append(row)
@@ -132,8 +148,8 @@ def measure_frontier(
     return {"context": judge.frontier_context, "documents": documents, "rows": rows}
 
 
-def _losses(parts: list[np.ndarray]) -> Callable[[Any], Any]:
-    return lambda model: losses_of(model, parts)
+def _losses(parts: list[np.ndarray], chunk: int) -> Callable[[Any], Any]:
+    return lambda model: losses_of(model, parts, chunk)
 
 
 def _recall(given: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -150,9 +166,11 @@ def model_of(
         window = {**options, "kept": 0, "window": way.tokens - recipe.sinks}
         return convert(copy.deepcopy(original.model), window).eval()
     kept = way.tokens - recipe.window - recipe.sinks
-    changed = convert(copy.deepcopy(original.model), {**options, "kept": kept})
+    changed = convert(copy.deepcopy(original.model), {**options, "kept": kept}, model.config.full_layers or ())
     taught = model.state_dict()
     changed.load_state_dict({name: taught[name] for name in changed.state_dict()})
-    if way.name == KEPT:
+    if way.name in (KEPT, ORACLE, HYBRID):
         close_latents(changed)
+    if way.name == ORACLE:
+        choose_by_attention_to_come(changed)
     return changed.eval()

@@ -168,8 +168,8 @@ def plan_stages(recipe: ExtendRecipe, corpus: Corpus, folder: Path) -> list[Stag
 @torch.no_grad()
 def open_latents(model: LatteExtendedForCausalLM, stage: Stage, share: float | None) -> None:
     """Initialise the latents before the first stage, if they are closed; deterministic, so a restart does the same."""
-    bias = model.mixers[0].slot0_bias
-    if bias is None or float(bias.min()) < CLOSED:
+    biases = [mixer.slot0_bias for mixer in model.mixers if mixer.slot0_bias is not None and not mixer.full]
+    if not biases or float(biases[0].min()) < CLOSED:
         return
     count = min(len(stage.rows), -(-OPENING_TOKENS // stage.settings.sequence_length))
     batch = stage.rows.batch([index * len(stage.rows) // count for index in range(count)])

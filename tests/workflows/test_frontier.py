@@ -32,8 +32,8 @@ def test_ways_are_compared_at_equal_memory_and_measured_once(
     ways = [(row["way"], row["tokens"]) for row in found["rows"]]
     assert ways[:2] == [("original", None), ("window and sinks", 10)]
     assert ways[2:] == [
-        *(("window", 14), ("kept", 14), ("all together", 14)),
-        *(("window", 20), ("kept", 20), ("all together", 20)),
+        *(("window", 14), ("kept", 14), ("oracle", 14), ("all together", 14)),
+        *(("window", 20), ("kept", 20), ("oracle", 20), ("all together", 20)),
         ("latents", 10),
     ]
     rows = {way: row for way, row in zip(ways, found["rows"], strict=True)}
@@ -42,6 +42,8 @@ def test_ways_are_compared_at_equal_memory_and_measured_once(
     assert ends == [1.0, 0.0]
     assert rows["window", 14]["bytes"] < rows["kept", 14]["bytes"] < rows["kept", 20]["bytes"]
     assert set(rows["kept", 14]["recall"]) == {"0.1", "0.3", "0.5", "0.7", "0.9"}
+    assert "recall" not in rows["oracle", 14]
+    assert rows["oracle", 14]["bytes"] == rows["kept", 14]["bytes"]
     assert (folder / "out" / "frontier.png").is_file()
     capsys.readouterr()
     more = {**FRONTIER, "judge.frontier": "[14,20,24]"}

@@ -90,7 +90,7 @@
   if (data.frontier) {
     const { context, documents, charts, rows } = data.frontier;
     const counts = Object.entries(documents).map(([name, count]) => `${count} of ${name}`).join(', ');
-    const node = outline.section('frontier', 'At equal memory', `Ways to spend the same memory, on stretches of ${context.toLocaleString('en')} tokens (${counts}): a longer window, tokens kept by their scores, latents, and all together. 0% is the recipe’s window with its first tokens, 100% the pretrained model with everything in sight.`, 'Memory');
+    const node = outline.section('frontier', 'At equal memory', `Ways to spend the same memory, on stretches of ${context.toLocaleString('en')} tokens (${counts}): a longer window, tokens kept by their scores or by an oracle that knows the attention to come, latents, and all together. 0% is the recipe’s window with its first tokens, 100% the pretrained model with everything in sight.`, 'Memory');
     const grid = el('div', { class: 'figures stacked' });
     node.append(grid);
     for (const found of charts) {
