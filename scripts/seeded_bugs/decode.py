@@ -7,6 +7,7 @@ from .mutant import STEP, Mutant
 ENGINE = "latte/decode/engine.py"
 GUARD = "latte/decode/guard.py"
 MEMORY = "latte/decode/memory.py"
+KEPT_H = "latte/ops/native/stages_kept.h"
 ATTENTION_H = "latte/ops/native/stages_attention.h"
 LATENTS_H = "latte/ops/native/stages_latents.h"
 RECURRENT_H = "latte/ops/native/stages_recurrent.h"
@@ -137,5 +138,33 @@ MUTANTS = [
         'torch.arange(R, device="cpu")) % R\n',
         'torch.arange(R, device="cpu")) % (R + 1)\n',
         STEP,
+    ),
+    Mutant(
+        "of the worst kept tokens the earliest goes",
+        KEPT_H,
+        "(same && places[i * G] > places[worst * G])",
+        "(same && places[i * G] < places[worst * G])",
+        STEP,
+    ),
+    Mutant(
+        "a kept token that goes out of reach is not turned back",
+        KEPT_H,
+        "if (s_.reach) turn_back(t, place);",
+        "",
+        STEP,
+    ),
+    Mutant(
+        "the attention of the window does not make room for kept tokens",
+        KEPT_H,
+        "y[c] = others * y[c] + mine * mean_[c];",
+        "y[c] = y[c] + mine * mean_[c];",
+        STEP,
+    ),
+    Mutant(
+        "sinks seem near although tokens are kept",
+        "latte/layers/window.py",
+        "return self.reach if self.kept and self.reach is not None else self.sinks + self.size",
+        "return self.sinks + self.size",
+        ("tests/extend/test_convert.py", "-k", "every_token_kept"),
     ),
 ]

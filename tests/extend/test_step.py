@@ -41,8 +41,8 @@ def compare(model, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def served(model) -> bool:
-    """Whether one native call stands for the layers: of families that say their shape, and without kept tokens."""
-    wanted = model.family.shape is not None and not model.config.options.get("kept")
+    """Whether one native call stands for the layers: of families with a shape, if scores are known when read."""
+    wanted = model.family.shape is not None and model.config.options.get("received") is None
     assert (model.decode_refusal() is None) == wanted
     return wanted
 

@@ -34,18 +34,24 @@ class Attention:
         sinks: int = 0,
         scale: float | None = None,
         softcap: float | None = None,
+        farthest: int | None = None,
     ) -> None:
         config = at.mixer.config
         K = config.width
         self.b, self.heads = b, config.num_heads
         memory = b.memory(Kept(paths, window, sinks, config.kv_heads, K, K))
         self._near = None if rotary is None else b.angles(rotary)
-        far = None if rotary is None or not sinks else b.angles(rotary, nearest=sinks + (window or 0))
+        far = None if rotary is None or not sinks else b.angles(rotary, nearest=farthest)
         self._widths: dict[str, Any] = {"memory": memory, "groups": config.kv_heads, "key_width": K, "value_width": K}
         self._reach: dict[str, Any] = {"window": -1 if window is None else window}
         scale = K**-0.5 if scale is None else scale
         self._how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink_angles": far}
         b.partial = max(b.partial, self.heads * (K + 2))
+
+    def shared(self) -> dict[str, Any]:
+        """Fields that other stages with the same queries and memory have too."""
+        how = {name: self._how[name] for name in ("scale", "softcap")}
+        return {"angles": self._near, **self._widths, **how}
 
     def keep(self, beside: bool = False) -> None:
         """The token's key and value go to memory; attention waits for it."""

@@ -6,11 +6,12 @@ from typing import Any
 
 from latte.decode.program import Builder
 from latte.decode.stages.attention import Attention, queries_keys_values
+from latte.decode.stages.kept import KeptTokens
 from latte.decode.stages.registry import Out, stages_of
 from latte.layers.feeds import GATE_POWER, RGLRU, ConvFeed, Feed
 from latte.models.engine import Mixing, Unfit
 
-WINDOW = tuple(f"window.{name}" for name in ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV"))
+WINDOW = ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV")
 
 
 @stages_of("latte", "extended")
@@ -19,17 +20,18 @@ def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
     config, window = mixer.config, mixer.window
     if mixer.options.decay != "none":
         raise Unfit("latents that forget (decay) have no stages")
-    if mixer.options.kept:
-        raise Unfit("tokens kept behind the window have no stages")
     D, H, G, V, M = config.hidden_size, config.num_heads, config.kv_heads, config.width, mixer.latents_per_head
     fed = _feed(b, mixer, x)
-    attention = bias = None
+    attention = bias = kept = None
     if window is None:
         b.product(x, D, (at.values, "v_proj", G * V, b.room("v", G * V)))
     else:
         queries_keys_values(b, at, x)
         rotary = window.rotary if window.rope else None
-        attention = Attention(b, at, WINDOW, rotary, window.size, window.sinks, window.scale, window.softcap)
+        kept = KeptTokens(b, at, x) if window.kept else None
+        paths = tuple(f"window.{name}" if kept is None else f"window.window.{name}" for name in WINDOW)
+        how = {"scale": window.scale, "softcap": window.softcap, "farthest": window.farthest}
+        attention = Attention(b, at, paths, rotary, window.size, window.sinks, **how)
         bias = None if mixer.slot0_bias is None else b.weight(mixer, "slot0_bias", H)
     if mixer.feed_norm is not None:
         b.norm(b.child(mixer, "feed_norm"), fed, b.room("fed", D), D)
@@ -41,12 +43,14 @@ def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
     seen = log_norm = None
     if attention is not None:
         seen = b.room("seen", H * V)
-        log_norm = b.room("window norm", H) if mixer.options.coupled else None
+        log_norm = b.room("window norm", H) if mixer.options.coupled or kept is not None else None
         attention.attend(seen, log_norm)
-    how: dict[str, Any] = {"heads": H, "groups": G, "latents": M, "value_width": V}
-    how |= {"log_norm": b.part("latents.log_norm_BHM"), "mean": b.part("latents.mean_BHMV")}
-    how |= {"seen": seen, "window_norm": log_norm, "bias": bias}
-    b.stage("Latents", slots="slots", k="latent k", v="v", y=b.room("mixed", H * V), **how)
+        if kept is not None and log_norm is not None:
+            kept.attend(attention, seen, log_norm)
+    sizes: dict[str, Any] = {"heads": H, "groups": G, "latents": M, "value_width": V}
+    sizes |= {"log_norm": b.part("latents.log_norm_BHM"), "mean": b.part("latents.mean_BHMV")}
+    sizes |= {"seen": seen, "window_norm": log_norm if mixer.options.coupled else None, "bias": bias}
+    b.stage("Latents", slots="slots", k="latent k", v="v", y=b.room("mixed", H * V), **sizes)
     b.product("mixed", H * V, (at.values, "o_proj", D, out.y), added=out.added)
 
 

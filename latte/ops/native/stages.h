@@ -41,6 +41,14 @@
     X(q) X(angles) X(sink_angles) X(y) X(log_norm) I(memory) I(heads) I(groups) I(key_width) I(value_width) I(window) R(scale) R(softcap)
 // Parts of long rows put together; runs behind the Attend that it has the fields of.
 #define LATTE_FIELDS_Merge(I, R, W, X, S) X(y) X(log_norm) I(heads) I(value_width) I(window)
+// Attention to `kept` tokens behind the window, put under one softmax with what the window gave (y, log_norm); then the token that
+// leaves the window may take a slot. score and life: W x of the present token; a token further back than `reach` (0: none is) is
+// looked at by a query turned by `far_angles`. State: scores (window, groups) of the ring, and of the slots scores and places
+// (kept, groups), keys and values (kept, groups, width).
+#define LATTE_FIELDS_Hold(I, R, W, X, S) \
+    X(q) X(score) X(life) X(angles) X(far_angles) X(y) X(log_norm) W(recency) W(life_bias) W(level) W(weight) W(speeds) I(memory) \
+    I(heads) I(groups) I(key_width) I(value_width) I(window) I(sinks) I(kept) I(reach) I(rounded) R(scale) R(softcap) R(unit) \
+    R(longest) R(later) S(ring) S(scores) S(places) S(keys) S(values)
 // p = softmax(slots)    a' = logaddexp(a, k)    S' = S + exp(k - a') (v - S)    y = p_0 seen + sum_l p_l S'_l
 // where `seen` is the window's, or none; bias: of slot 0; window_norm: added to slot 0's logit.
 #define LATTE_FIELDS_Latents(I, R, W, X, S) \
@@ -55,7 +63,7 @@
     X(q) X(k) X(v) X(y) X(g) W(decay) I(heads) I(key_width) I(value_width) R(query_scale) R(key_scale) R(decay_scale) S(sum)
 
 #define LATTE_STAGES(STAGE) \
-    STAGE(Turn) STAGE(Gate) STAGE(Decay) STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Conv) STAGE(Rglru) STAGE(Angles) STAGE(Keep) STAGE(Attend) STAGE(Merge) STAGE(Latents)
+    STAGE(Turn) STAGE(Gate) STAGE(Decay) STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Conv) STAGE(Rglru) STAGE(Angles) STAGE(Keep) STAGE(Attend) STAGE(Merge) STAGE(Hold) STAGE(Latents)
 
 namespace latte {
 

@@ -46,6 +46,11 @@ LATTE_INLINE void turned(T* to, const T* from, const T* angles, int64_t K) {
     }
 }
 
+// A pretrained model knows the places it was made for by rounded angles.
+LATTE_INLINE double place_angle(int64_t place, double speed, int64_t rounded) {
+    return place < rounded ? double(float(place) * float(speed)) : double(place) * speed;
+}
+
 template <class T>
 class Stage<stage::Angles, T> : public Task<T> {
   public:
@@ -55,9 +60,7 @@ class Stage<stage::Angles, T> : public Task<T> {
         const int64_t half = s_.half, place = min64(f_.place(r / f_.g.B, r % f_.g.B), s_.nearest);
         T* y = f_.at(s_.y) + r * 2 * half;
         for (int64_t i = 0; i < half; ++i) {
-            const double speed = ((const double*)s_.speeds)[i];
-            // A pretrained model knows the places it was made for by rounded angles.
-            const double angle = place < s_.rounded ? double(float(place) * float(speed)) : double(place) * speed;
+            const double angle = place_angle(place, ((const double*)s_.speeds)[i], s_.rounded);
             y[i] = T(s_.stretch * ::cos(angle)), y[half + i] = T(s_.stretch * ::sin(angle));
         }
     }
