@@ -23,7 +23,7 @@ class Linear(nn.Linear):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(x.dtype)
+        return project(x, self.weight).to(x.dtype)
 
 
 class LowRank(nn.Module):
@@ -70,7 +70,7 @@ class HeadNorm(nn.Module):
 
 
 class TokenLinear(nn.Linear):
-    """A large projection; of one token of a few rows without gradients, at the speed of memory."""
+    """A projection, with a bias or without, by the fastest product there is: see :func:`latte.ops.product.project`."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = project(x, self.weight)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latte.layers.config import MixerConfig
+from latte.layers.linear import TokenLinear
 from latte.ops.pointwise import swiglu
 from latte.ops.recompute import recomputed
 
@@ -16,8 +17,8 @@ class PlainMLP(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.inner_width)
-        self.down_proj = nn.Linear(config.inner_width, config.hidden_size)
+        self.up_proj = TokenLinear(config.hidden_size, config.inner_width)
+        self.down_proj = TokenLinear(config.inner_width, config.hidden_size)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,9 +33,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.inner_width, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.inner_width, bias=False)
-        self.down_proj = nn.Linear(config.inner_width, config.hidden_size, bias=False)
+        self.gate_proj = TokenLinear(config.hidden_size, config.inner_width, bias=False)
+        self.up_proj = TokenLinear(config.hidden_size, config.inner_width, bias=False)
+        self.down_proj = TokenLinear(config.inner_width, config.hidden_size, bias=False)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -54,9 +55,9 @@ class GeGLU(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.inner_width)
-        self.up_proj = nn.Linear(config.hidden_size, config.inner_width)
-        self.down_proj = nn.Linear(config.inner_width, config.hidden_size)
+        self.gate_proj = TokenLinear(config.hidden_size, config.inner_width)
+        self.up_proj = TokenLinear(config.hidden_size, config.inner_width)
+        self.down_proj = TokenLinear(config.inner_width, config.hidden_size)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:

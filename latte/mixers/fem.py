@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, split_heads
+from latte.layers.linear import Linear, TokenLinear, split_heads
 from latte.layers.marks import Mark
 from latte.layers.rotary import rotary
 from latte.mixers.base import Preset
@@ -68,7 +68,7 @@ class FEMMixer(HeadMixer):
             require_divides("mixer 'fem'", 2, K, "channels in a pair", "head width")
             self.rotary = rotary(K, config.rope_theta)
         if self.options.prior == "gla":
-            self.decay_proj = nn.Linear(D, H)
+            self.decay_proj = TokenLinear(D, H)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

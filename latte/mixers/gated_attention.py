@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear
+from latte.layers.linear import Linear, TokenLinear
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer
 from latte.state import State, state
@@ -42,8 +42,8 @@ class GatedAttentionMixer(Mixer):
                 raise ValueError(f"mixer {self.name!r}: {name} is {getattr(options, name)}, expected at least 1")
         self.values, self.keys = options.value_expansion * D, options.key_width
         self.build_filter()
-        self.v_proj = nn.Linear(D, self.values)
-        self.in_proj = nn.Linear(D, 2 * D + self.keys + self.values)
+        self.v_proj = TokenLinear(D, self.values)
+        self.in_proj = TokenLinear(D, 2 * D + self.keys + self.values)
         self.scale, self.shift = (nn.Parameter(torch.empty(2, self.keys)) for _ in range(2))
         self.h_proj = Linear(self.values, D)
         self.reset_parameters()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, head_norm, split_heads
+from latte.layers.linear import Linear, TokenLinear, head_norm, split_heads
 from latte.mixers.base import View
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
@@ -44,7 +44,7 @@ class GLAMixer(HeadMixer):
         self.q_proj = Linear(config.hidden_size, width)
         self.k_proj = Linear(config.hidden_size, width)
         self.decay_proj = nn.Sequential(
-            Linear(config.hidden_size, self.options.gate_rank), nn.Linear(self.options.gate_rank, width)
+            Linear(config.hidden_size, self.options.gate_rank), TokenLinear(self.options.gate_rank, width)
         )
         self.gate_proj = Linear(config.hidden_size, config.num_heads * config.width)
 

@@ -14,7 +14,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 
 from latte.layers.config import MixerConfig
 from latte.layers.feeds import RGLRU
-from latte.layers.linear import Linear, split_heads
+from latte.layers.linear import Linear, TokenLinear, split_heads
 from latte.layers.marks import Mark
 from latte.layers.rotary import Rotary, rotary
 from latte.mixers.base import Mixer, Preset, Size
@@ -70,11 +70,11 @@ class GriffinMixer(Mixer):
         require_divides("mixer 'griffin'", config.num_heads, self.width, "num_heads", "lru_width")
         if options.conv_size < 1:
             raise ValueError(f"mixer 'griffin': conv_size is {options.conv_size}, expected at least 1")
-        self.y_proj, self.x_proj = nn.Linear(D, self.width), nn.Linear(D, self.width)
+        self.y_proj, self.x_proj = TokenLinear(D, self.width), TokenLinear(D, self.width)
         self.conv_weight = nn.Parameter(torch.empty(self.width, options.conv_size))
         self.conv_bias = nn.Parameter(torch.empty(self.width))
         self.lru = RGLRU(self.width, config.num_heads, options.radius)
-        self.out_proj = nn.Linear(self.width, D)
+        self.out_proj = TokenLinear(self.width, D)
         self.out_proj.residual = True  # type: ignore[assignment]
         self.reset_parameters()
 

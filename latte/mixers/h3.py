@@ -13,6 +13,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 
 from latte.layers.config import MixerConfig
 from latte.layers.diagonal import SLOW, SLOWEST, zero_order_hold
+from latte.layers.linear import TokenLinear
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer
 from latte.mixers.registry import register
@@ -63,12 +64,12 @@ class H3Mixer(Mixer):
             raise ValueError(f"mixer 'h3': state_size is {options.state_size}, expected an even number, at least 2")
         if options.shift_size < 1:
             raise ValueError(f"mixer 'h3': shift_size is {options.shift_size}, expected at least 1")
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(D, D) for _ in range(3))
+        self.q_proj, self.k_proj, self.v_proj = (TokenLinear(D, D) for _ in range(3))
         self.shift_weight = nn.Parameter(torch.empty(D, options.shift_size))
         self.shift_skip, self.skip, self.log_step = (nn.Parameter(torch.empty(D)) for _ in range(3))
         self.log_rate, self.frequency = (nn.Parameter(torch.empty(D, options.state_size // 2)) for _ in range(2))
         self.out_weight = nn.Parameter(torch.empty(D, options.state_size // 2, 2))  # C
-        self.o_proj = nn.Linear(D, D)
+        self.o_proj = TokenLinear(D, D)
         self.o_proj.residual = True  # type: ignore[assignment]
         self.reset_parameters()
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, head_norm, split_heads
+from latte.layers.linear import Linear, TokenLinear, head_norm, split_heads
 from latte.layers.rotary import rotary
 from latte.mixers.heads import HeadMixer
 from latte.mixers.registry import register
@@ -56,7 +56,7 @@ class HLAMixer(HeadMixer):
         self.q_proj = Linear(config.hidden_size, config.num_heads * config.width)
         self.k_proj = Linear(config.hidden_size, config.num_heads * config.width)
         self.stages = 1 + self.composed_keys + self.composed_values
-        self.gate_proj = nn.Linear(config.hidden_size, self.stages * config.num_heads) if self.options.gated else None
+        self.gate_proj = TokenLinear(config.hidden_size, self.stages * config.num_heads) if self.options.gated else None
         self.rotary = rotary(config.width, config.rope_theta) if self.options.rope else None
 
     def value_shape(self) -> tuple[int, int]:

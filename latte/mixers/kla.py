@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear
+from latte.layers.linear import Linear, TokenLinear
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset, Size
 from latte.mixers.registry import register
@@ -78,7 +78,7 @@ class KLAMixer(Mixer):
         self.in_proj = Linear(D, 2 * self.width)
         self.conv_weight = nn.Parameter(torch.empty(self.width, options.conv_size))
         self.conv_bias = nn.Parameter(torch.empty(self.width))
-        self.noise_proj = nn.Sequential(Linear(self.width, rank), nn.Linear(rank, self.width))
+        self.noise_proj = nn.Sequential(Linear(self.width, rank), TokenLinear(rank, self.width))
         self.k_proj, self.q_proj = Linear(self.width, N), Linear(self.width, N)
         self.log_step, self.log_rate, self.log_variance = (nn.Parameter(torch.empty(self.width, N)) for _ in range(3))
         self.skip = nn.Parameter(torch.empty(1))

@@ -14,6 +14,7 @@ from transformers import initialization as init  # leaves weights alone that wer
 
 from latte.layers.config import MixerConfig
 from latte.layers.diagonal import SLOW, SLOWEST, zero_order_hold
+from latte.layers.linear import TokenLinear
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset
 from latte.mixers.registry import register
@@ -70,7 +71,7 @@ class S4DMixer(Mixer):
         self.log_rate, self.frequency = (nn.Parameter(torch.empty(D, N)) for _ in range(2))
         self.log_step, self.skip = (nn.Parameter(torch.empty(D)) for _ in range(2))
         self.out_weight = nn.Parameter(torch.empty(sides, D, N, 2))  # C
-        self.out_proj = nn.Linear(D, 2 * D)
+        self.out_proj = TokenLinear(D, 2 * D)
         self.out_proj.residual = True  # type: ignore[assignment]
         self.reset_parameters()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
+from latte.layers.linear import TokenLinear
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset
 from latte.mixers.registry import register
@@ -86,7 +87,7 @@ class S5Mixer(Mixer):
         self.in_weight = nn.Parameter(torch.empty(P, D, 2))  # B
         self.out_weight = nn.Parameter(torch.empty(D, P * (2 if config.bidirectional else 1), 2))  # C
         self.skip = nn.Parameter(torch.empty(D))
-        self.gate_proj = nn.Linear(D, D) if options.activation != "none" else None
+        self.gate_proj = TokenLinear(D, D) if options.activation != "none" else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

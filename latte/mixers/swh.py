@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, RMSNorm, split_heads
+from latte.layers.linear import Linear, RMSNorm, TokenLinear, split_heads
 from latte.layers.marks import Mark
 from latte.layers.window import Window
 from latte.mixers.base import Mixer, Preset
@@ -55,7 +55,7 @@ class SWHMixer(Mixer):
     def __init__(self, config: MixerConfig) -> None:
         super().__init__(config)
         D = config.hidden_size
-        self.in_proj = nn.Linear(D, D)
+        self.in_proj = TokenLinear(D, D)
         self.log_rate, self.frequency = (nn.Parameter(torch.empty(D)) for _ in range(2))
         self.norm = RMSNorm(D, config.norm_eps)
         self.window = Window(config, self.options.window)

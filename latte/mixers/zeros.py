@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import initialization as init  # leaves weights alone that were loaded from a file
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, split_heads
+from latte.layers.linear import Linear, TokenLinear, split_heads
 from latte.layers.marks import Mark
 from latte.layers.rotary import rotary
 from latte.mixers.heads import HeadMixer
@@ -67,7 +67,7 @@ class ZeroSMixer(HeadMixer):
             require_divides("mixer 'zeros'", 2, config.width, "channels in a pair", "head width")
         width = config.num_heads * config.width
         self.q_proj, self.k_proj, self.u_proj = (Linear(config.hidden_size, width) for _ in range(3))
-        self.gate_proj = nn.Linear(config.hidden_size, 2 * config.num_heads)
+        self.gate_proj = TokenLinear(config.hidden_size, 2 * config.num_heads)
         self.mu = nn.Parameter(torch.empty(config.num_heads, config.width))
         self.tau = nn.Parameter(torch.empty(config.num_heads))
         self.rotary = rotary(config.width, config.rope_theta) if self.options.rope else None
