@@ -204,12 +204,25 @@ def _conv_tail(padded_BSD: Tensor, K: int, tokens: Tokens) -> ConvState:
     return ConvState(tail_BKD)
 
 
+def _native_conv(
+    x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None, state: ConvState, tokens: Tokens
+) -> tuple[Tensor, ConvState]:
+    if weight_DK.dtype != x_BTD.dtype:
+        return causal_conv_shifted(x_BTD, weight_DK, bias_D, state, tokens)
+    y_BTD, tail_BKD = native.causal_conv(x_BTD, weight_DK, bias_D, state.tail_BKD, tokens.mask, tokens.reset)
+    return y_BTD, ConvState(tail_BKD)
+
+
 def _conv_example(draw: Draw) -> Example:
     return (draw.normal(draw.B, draw.T, 16), draw.normal(16, 4), draw.normal(16)), {}
 
 
 @operation(
-    reference=causal_conv_reference, chunked=causal_conv_shifted, step=causal_conv_reference, example=_conv_example
+    reference=causal_conv_reference,
+    chunked=causal_conv_shifted,
+    step=causal_conv_reference,
+    native=_native_conv,
+    example=_conv_example,
 )
 def causal_conv(
     x_BTD: Tensor,

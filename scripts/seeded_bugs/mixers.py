@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from .mutant import BOTH_WAYS, CASCADE, CHUNKED, LINEAR, MIXERS, SPARSE, Mutant
+from .mutant import BOTH_WAYS, CASCADE, CHUNKED, LINEAR, MIXERS, PRODUCT, SPARSE, Mutant
 
 FEEDS = "latte/layers/feeds.py"
 MIXER = "latte/mixers/latte.py"
 
 MUTANTS = [
+    Mutant(
+        "the gradient of a wide projection's weight is transposed twice",
+        "latte/ops/product.py",
+        "_Product.apply(a_MK.T, slope_MN.T).T.contiguous()",
+        "_Product.apply(a_MK.T, slope_MN.T).reshape(b_NK.shape)",
+        PRODUCT,
+    ),
+    Mutant(
+        "a projection's gradient does not reach its input",
+        "latte/ops/product.py",
+        "da_MK = _Product.apply(slope_MN, b_NK.T) if",
+        "da_MK = 0 * a_MK if",
+        PRODUCT,
+    ),
     Mutant(
         "the cascade composes keys from queries",
         "latte/mixers/hla.py",

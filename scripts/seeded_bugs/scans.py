@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from .mutant import COMPLEX, KALMAN, LOG_SUM, MIXERS, REGISTRY, SCAN, SELECTIVE, STATE_SPACE, WKV, Mutant
+from .mutant import COMPLEX, CONV_KERNEL, KALMAN, LOG_SUM, MIXERS, REGISTRY, SCAN, SELECTIVE, STATE_SPACE, WKV, Mutant
 
 SCAN_PY = "latte/ops/scan.py"
 SELECTIVE_PY = "latte/ops/selective.py"
 WKV_PY = "latte/ops/wkv.py"
+CONV_CPP = "latte/ops/native/conv.cpp"
 COMPLEX_PY = "latte/ops/complex_scan.py"
 LOG_SCAN = "latte/ops/log_scan.py"
 REGISTRY_PY = "latte/ops/registry.py"
@@ -91,6 +92,34 @@ MUTANTS = [
         "device=device) <= tokens.in_row_BT[:, -1:]",
         "device=device) < tokens.in_row_BT[:, -1:]",
         SCAN,
+    ),
+    Mutant(
+        "the convolution's kernel keeps inputs of an earlier document",
+        CONV_CPP,
+        "if (g.reset && g.reset[b * g.T + t]) seen.forget(nothing);",
+        "",
+        CONV_KERNEL,
+    ),
+    Mutant(
+        "the convolution's kernel counts padding",
+        CONV_CPP,
+        "            if (!g.mask || g.mask[b * g.T + t]) {",
+        "            {",
+        CONV_KERNEL,
+    ),
+    Mutant(
+        "the gradients of a convolution's weights are those of the last block of tokens",
+        CONV_CPP,
+        "store_some(sum + c, load_some(sum + c, n, T(0)) + load_some(x + c, n, T(0)), n);",
+        "store_some(sum + c, load_some(x + c, n, T(0)), n);",
+        CONV_KERNEL,
+    ),
+    Mutant(
+        "a long row's gradients are added up twice",
+        CONV_CPP,
+        "            memset(part, 0, size_t(K + 1) * bytes);\n",
+        "",
+        CONV_KERNEL,
     ),
     # The scans of other mechanisms.
     Mutant(

@@ -5,6 +5,7 @@ RuntimeError. Ops name their kernel where they are registered (latte/ops/registr
 """
 
 from latte.ops.native.blocks import FORMATS as BLOCK_FORMATS
+from latte.ops.native.conv import causal_conv
 from latte.ops.native.decay import decay_attention
 from latte.ops.native.delta import delta_attention
 from latte.ops.native.filters import kalman, selective_scan, state_space
@@ -26,6 +27,7 @@ __all__ = [
     "OUTPUT",
     "Call",
     "available",
+    "causal_conv",
     "causal_latte",
     "decay_attention",
     "delta_attention",

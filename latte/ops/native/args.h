@@ -100,6 +100,23 @@ struct ScanBackward {
     const uint8_t *mask, *reset;
 };
 
+// `weight` (K, D), the present token's tap last; tails (B, K - 1, D).
+struct ConvForward {
+    int64_t is_double, threads, B, T, D, K;
+    View x, y;
+    const void *weight, *bias, *tail0;
+    void* tail1;
+    const uint8_t *mask, *reset;
+};
+
+struct ConvBackward {
+    int64_t is_double, threads, B, T, D, K;
+    View x, dy, dx;
+    const void *weight, *tail0, *dtail1;
+    void *dweight, *dbias, *dtail0;  // of each row of the batch: (B, K, D), (B, D)
+    const uint8_t *mask, *reset;
+};
+
 // Channels with N slots, see filters.h; `kind` is a cell of filters.cpp. in, y, dy and din are (B, T, D), `shared` (B, T, H, N) and
 // `par` (P, N, D). States are (B, N, S, D), and `kept` has one for every block of tokens, (B, blocks, N, S, D): that before it.
 // All are contiguous, and wider than the inputs where a cell says so.

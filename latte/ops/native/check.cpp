@@ -24,6 +24,8 @@ DECLARE(kept_forward, KeptForward)
 DECLARE(kept_backward, KeptBackward)
 DECLARE(scan_forward, ScanForward)
 DECLARE(scan_backward, ScanBackward)
+DECLARE(conv_forward, ConvForward)
+DECLARE(conv_backward, ConvBackward)
 DECLARE(filter_forward, FilterForward)
 DECLARE(filter_backward, FilterBackward)
 DECLARE(decay_forward, DecayForward)
@@ -361,6 +363,19 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                             latte::ScanBackward g{d, threads, B, Tn, D, reverse, a, x, p.in(B, Tn, 1, D, false), p.out(B, Tn, 1, D),
                                                   p.out(B, Tn, 1, D), h, p.random(B * D, -1, 1), p.output(B * D), mask, reset};
                             scan_backward(&g);
+                        });
+                    for (int64_t K : {1, 2, 4})
+                        both<T>("conv", [&](Pool<T>& p, int64_t threads) {
+                            const int64_t D = width * 37, tail = B * (K - 1) * D;
+                            const uint8_t *mask = extra ? p.flags(B * Tn, 0.7) : nullptr, *reset = extra ? p.flags(B * Tn, 0.1) : nullptr;
+                            auto x = p.in(B, Tn, 1, D, extra);
+                            const T *weight = p.random(K * D, -1, 1), *before = p.random(tail, -1, 1);
+                            latte::ConvForward f{d, threads, B, Tn, D, K, x, p.out(B, Tn, 1, D), weight, p.random(D, -1, 1), before,
+                                                 p.output(tail), mask, reset};
+                            conv_forward(&f);
+                            latte::ConvBackward g{d, threads, B, Tn, D, K, x, p.in(B, Tn, 1, D, extra), p.out(B, Tn, 1, D), weight, before,
+                                                  p.random(tail, -1, 1), p.output(B * K * D), p.output(B * D), p.output(tail), mask, reset};
+                            conv_backward(&g);
                         });
                     for (int64_t kind : {0, 1, 2})
                         both<T>("filters", [&](Pool<T>& p, int64_t threads) {

@@ -15,6 +15,8 @@
     X(kept_backward, KeptBackward) \
     X(scan_forward, ScanForward) \
     X(scan_backward, ScanBackward) \
+    X(conv_forward, ConvForward) \
+    X(conv_backward, ConvBackward) \
     X(filter_forward, FilterForward) \
     X(filter_backward, FilterBackward) \
     X(decay_forward, DecayForward) \

@@ -70,6 +70,11 @@ def view(x: Tensor) -> tuple[int, ...]:
     return (x.data_ptr(), *x.stride()[:3])
 
 
+def flat_view(x: Tensor) -> tuple[int, ...]:
+    """Address and strides of a (batch, tokens, width) tensor, as one head."""
+    return (x.data_ptr(), *x.stride()[:2], 0)
+
+
 def pointer(x: Tensor | None) -> int:
     """Address of a contiguous tensor, 0 for none."""
     return 0 if x is None else x.data_ptr()

@@ -48,10 +48,6 @@ def diagonal_scan(
     return torch.ops.latte.diagonal_scan(log_a, b, h0, mask, reset, reverse)
 
 
-def _view(x: Tensor) -> tuple[int, ...]:
-    return (x.data_ptr(), *x.stride()[:2], 0)
-
-
 def _forward(
     log_a: Tensor, b: Tensor, h0: Tensor, mask: Tensor | None, reset: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -63,7 +59,7 @@ def _forward(
             *library.header(b),
             *b.shape,
             int(reverse),
-            *(field for x in (log_a, b, h) for field in _view(x)),
+            *(field for x in (log_a, b, h) for field in library.flat_view(x)),
             *(library.pointer(x) for x in (h0, h1, mask, reset)),
         )
     )
@@ -89,7 +85,7 @@ def _backward(
             *library.header(b),
             *b.shape,
             int(reverse),
-            *(field for x in (log_a, b, dh, dlog_a, db) for field in _view(x)),
+            *(field for x in (log_a, b, dh, dlog_a, db) for field in library.flat_view(x)),
             *(library.pointer(x) for x in (h0, dh1, dh0, mask, reset)),
         )
     )
