@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latte.modes import values_hidden
-from latte.ops.gated import CHUNK, Outputs, seen_within
+from latte.ops.gated import BLOCK, Outputs, chunk_size, pad_tokens, seen_within, to_chunks
 from latte.ops.nonfinite import contained
 from latte.ops.numbers import FORGET, compute_dtype, exp_where, wide_dtype
 from latte.ops.registry import Draw, Example, operation
@@ -96,22 +97,23 @@ class Occupied(NamedTuple):
     before: int
     added: int  # blocks after the chunk that tokens of the chunk are in
     after: int
+    tops: tuple[int, ...] | None  # of each row, the highest bit of its count that the chunk changes; None: not known
 
 
-class Chunk(NamedTuple):
-    """Tokens of one chunk, and where the documents stand that it continues."""
+class Chunks(NamedTuple):
+    """Chunks of C tokens, all those of a block of tokens as rows, and where the documents stand that they continue."""
 
-    q_BHCK: Tensor
-    k_BHCK: Tensor
-    v_BHCV: Tensor
-    gate_BHC: Tensor
-    weights_BHCL: Tensor
-    erase_BHCK: Tensor | None
-    count_BC: Tensor
-    segment_BC: Tensor
-    real_BC: Tensor
-    count_in_B: Tensor
-    segment_in_B: Tensor
+    q_NHCK: Tensor
+    k_NHCK: Tensor
+    v_NHCV: Tensor
+    gate_NHC: Tensor
+    weights_NHCL: Tensor
+    erase_NHCK: Tensor | None
+    count_NC: Tensor
+    segment_NC: Tensor
+    real_NC: Tensor
+    count_in_N: Tensor
+    segment_in_N: Tensor
 
 
 @contained(numbers=(1, 2, 5), logits=(3,))
@@ -127,115 +129,159 @@ def log_linear_attention_chunked(
 ) -> tuple[Tensor, LogLinearState]:
     """Matrix products over chunks of the call, wherever these lie in their documents' trees.
 
-    Within a chunk all pairs are formed, each with the weight of its level; of what stands before, the blocks are read,
-    O(log T) of them. Blocks that are empty in all rows are skipped, so rows that start together with their documents
-    cost little more than without levels. Time T log T; without gradients, memory as for one chunk.
+    Within a chunk all pairs are formed, each with the weight of its level, for many chunks at once; of what stands
+    before, the blocks are read chunk after chunk, O(log T) of them in one product. Blocks that are empty in all rows
+    are skipped. Time T log T; without gradients, chunk after chunk, in memory for one.
     """
-    *inputs, erase = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, erase_BTHK, tokens)
-    q, k, v, gate, weights = (x.transpose(1, 2) for x in inputs if x is not None)
-    erase = None if erase is None else erase.transpose(1, 2)
-    plan = _plan(state, weights, tokens)
+    q, k, v, gate, *rest = _prepare(q_BTHK, k_BTHK, v_BTHV, log_decay_BTH, weights_BTHL, erase_BTHK, tokens)
+    inputs = (q, k, v, gate[..., None], *rest)
+    C = chunk_size(tokens.length)
+    plan = _plan(state, weights_BTHL, tokens, C)
     blocks = {i: block for i, block in enumerate(state.levels_BLHKV.unbind(1)) if plan[0].before >> i & 1}
     entered = [tokens.start_B, torch.zeros_like(tokens.segment_BT[:, 0])]
     outputs = Outputs(v_BTHV, v.dtype)
     # By split: the gradient of slices, one by one, would fill a whole row with zeros for each of them.
-    chunks = -(-tokens.length // CHUNK)
-    columns: list[Any] = [
-        [None] * chunks if x is None else x.split(CHUNK, dim=2) for x in (q, k, v, gate, weights, erase)
-    ]
-    columns += [x.split(CHUNK, dim=1) for x in (tokens.count_BT, tokens.segment_BT, tokens.real_BT)]
-    for *tensors, occupied in zip(*columns, plan, strict=True):
-        chunk = Chunk(*tensors, *entered)
-        y_BHCV, blocks = _read_chunk(chunk, blocks, occupied)
-        outputs.append(y_BHCV[:, None], y_BHCV.shape[2])
-        entered = [chunk.count_BC[:, -1], chunk.segment_BC[:, -1]]
+    span = BLOCK if torch.is_grad_enabled() else C
+    parts = -(-tokens.length // span)
+    columns: list[Any] = [[None] * parts if x is None else x.split(span, dim=1) for x in inputs]
+    columns += [x.split(span, dim=1) for x in (tokens.count_BT, tokens.segment_BT, tokens.real_BT)]
+    for *part, start in zip(*columns, range(0, len(plan), span // C), strict=True):
+        x, entered = _cut(part, C, entered)
+        y_BNHCV, blocks = _read_chunks(x, blocks, plan[start : start + span // C])
+        outputs.append(y_BNHCV, part[0].shape[1])
     zeros_BHKV = state.levels_BLHKV[:, :0].sum(1)
     levels = [blocks.get(i, zeros_BHKV) for i in range(plan[-1].after.bit_length())]
     levels_BLHKV = torch.stack(levels, dim=1) if levels else state.levels_BLHKV[:, :0]
     return tokens.zero_padding(outputs.joined()).to(v_BTHV.dtype), LogLinearState(levels_BLHKV)
 
 
-def _read_chunk(x: Chunk, blocks: dict[int, Tensor], occupied: Occupied) -> tuple[Tensor, dict[int, Tensor]]:
-    """Outputs (B, H, C, V) of one chunk, and the blocks after it."""
-    x = x._replace(gate_BHC=x.gate_BHC.clamp_min(FORGET))
-    seen_BCC = seen_within(x.segment_BC)
-    # The cumulative decay, in float64 and within each document alone, as in decay_attention.
-    wide = x.gate_BHC.to(wide_dtype(x.gate_BHC.device))
-    total_BHC = (seen_BCC[:, None].to(wide.dtype) @ wide[..., None])[..., 0]
-    place_BC = x.count_BC - 1
-    maps = _decay_maps(x, seen_BCC, total_BHC) if x.erase_BHCK is None else _delta_maps(x)
-    # Within the chunk the weight of every pair is that of its level.
-    level_BCC = torch.where(seen_BCC, _bit_length(place_BC[:, :, None] ^ place_BC[:, None, :]), 0)
-    y_BHCV = (maps.weights * _take(x.weights_BHCL, level_BCC[:, None])) @ x.v_BHCV
+def _cut(part: list[Any], C: int, entered: list[Tensor]) -> tuple[Chunks, list[Tensor]]:
+    """Tokens (B, T, ...) as chunks (B T/C, ...), and counts and segments of the last tokens.
+
+    A last chunk is filled up with padding: keys and gates of 0, which add and fade nothing.
+    """
+    *tensors, count_BT, segment_BT, real_BT = part
+    extra = -count_BT.shape[1] % C
+    rows = [None if x is None else to_chunks(pad_tokens(x, extra), C) for x in tensors]
+    flags = [torch.cat([x, x[:, -1:].expand(-1, extra)], dim=1).unflatten(1, (-1, C)) for x in (count_BT, segment_BT)]
+    flags.append(F.pad(real_BT, (0, extra)).unflatten(1, (-1, C)))
+    last = [x[..., -1] for x in flags[:2]]
+    before = [torch.cat([x[:, None], y[:, :-1]], dim=1).flatten() for x, y in zip(entered, last, strict=True)]
+    q, k, v, gate, weights, erase = (None if x is None else x.flatten(0, 1) for x in rows)
+    assert gate is not None
+    chunks = Chunks(q, k, v, gate[..., 0], weights, erase, *(x.flatten(0, 1) for x in flags), *before)  # type: ignore[arg-type]
+    return chunks, [x[:, -1] for x in last]
+
+
+def _read_chunks(x: Chunks, blocks: dict[int, Tensor], plan: list[Occupied]) -> tuple[Tensor, dict[int, Tensor]]:
+    """Outputs (B, chunks, H, C, V) of a block of tokens, and the blocks after it."""
+    x = x._replace(gate_NHC=x.gate_NHC.clamp_min(FORGET))
+    seen_NCC = seen_within(x.segment_NC)
+    place_NC = x.count_NC - 1
+    maps = _decay_maps(x, seen_NCC) if x.erase_NHCK is None else _delta_maps(x)
+    # Within a chunk the weight of every pair is that of its level.
+    level_NCC = torch.where(seen_NCC, _bit_length(place_NC[:, :, None] ^ place_NC[:, None, :]), 0)
+    y_NHCV = (maps.weights * _take(x.weights_NHCL, level_NCC[:, None])) @ x.v_NHCV
 
     # A block of the n tokens before is seen as a whole: at its own level, or with all smaller ones at that of the
-    # highest bit in which a token's place differs from n.
-    reads_BC = (x.segment_BC == x.segment_in_B[:, None]) & x.real_BC
-    level_BC = _bit_length(place_BC ^ x.count_in_B[:, None])
-    for i, block_BHKV in blocks.items():
-        if i + 1 == x.weights_BHCL.shape[-1]:
-            continue  # a document of full length: no token follows
-        index_B1C = torch.where(reads_BC, level_BC.clamp(min=i + 1), 0)[:, None]
-        weight_BHC = _take(x.weights_BHCL, index_B1C[..., None])[..., 0]
-        y_BHCV = y_BHCV + weight_BHC[..., None] * (maps.queries @ block_BHKV)
-    return y_BHCV, _add_chunk(x, blocks, occupied, maps, place_BC)
+    # highest bit in which a token's place differs from n. After a document of full length no token follows.
+    most = min(max(occupied.before for occupied in plan).bit_length(), x.weights_NHCL.shape[-1] - 1)
+    reads_NC = (x.segment_NC == x.segment_in_N[:, None]) & x.real_NC
+    level_NC = torch.where(reads_NC, _bit_length(place_NC ^ x.count_in_N[:, None]), 0)
+    own_L = torch.arange(1, 1 + most, device=place_NC.device)
+    weights_NHCL = _take(x.weights_NHCL, torch.maximum(level_NC[..., None], own_L)[:, None])
+
+    # The block of the tree that a token of a chunk is in afterwards.
+    target_NC = _bit_length(place_NC ^ x.count_NC[:, -1:]) - 1
+    top_N = _bit_length(x.count_in_N ^ x.count_NC[:, -1]) - 1
+    together = (y_NHCV, weights_NHCL, maps.queries, maps.keys, maps.carry, x.v_NHCV, target_NC, top_N)
+    columns = (part.unflatten(0, (-1, len(plan))).unbind(1) for part in together)
+    outputs = []
+    for y, weights, queries, keys, carry, v, target_BC, top_B, occupied in zip(*columns, plan, strict=True):
+        carried: dict[int, Tensor] = {}
+        if blocks:
+            held, V = sorted(blocks), v.shape[-1]
+            side_by_side = torch.cat([blocks[i] for i in held], dim=-1)
+            read = [i for i in held if i < most]
+            if read:
+                each = (queries @ side_by_side[..., : len(read) * V]).unflatten(-1, (len(read), V))
+                own = weights.unbind(-1)
+                y = y + (torch.stack([own[i] for i in read], dim=-1)[..., None] * each).sum(-2)
+            after = carry * side_by_side if x.erase_NHCK is None else carry @ side_by_side
+            carried = dict(zip(held, after.split(V, dim=-1), strict=True))
+        outputs.append(y)
+        blocks = _add_chunk(carried, keys, v, target_BC, top_B[:, None, None, None], occupied)
+    return torch.stack(outputs, dim=1), blocks
 
 
-def _decay_maps(x: Chunk, seen_BCC: Tensor, total_BHC: Tensor) -> ChunkMaps:
-    """The chunk as a linear map without erasing; what is left of a state is one number a head, (B, H, 1, 1)."""
-    in_B1, last_B1 = x.segment_in_B[:, None], x.segment_BC[:, -1:]
-    reach_BHC = exp_where(x.q_BHCK, (x.segment_BC == in_B1)[:, None], total_BHC)
-    fade_BHCC = exp_where(x.q_BHCK, seen_BCC[:, None], total_BHC[..., :, None] - total_BHC[..., None, :])
-    kept_BHC = exp_where(x.q_BHCK, (x.segment_BC == last_B1)[:, None], total_BHC[..., -1:] - total_BHC)
-    carry_BH = exp_where(x.q_BHCK, last_B1 == in_B1, total_BHC[..., -1])
+def _decay_maps(x: Chunks, seen_NCC: Tensor) -> ChunkMaps:
+    """Chunks as linear maps without erasing; what is left of a state is one number a head, (N, H, 1, 1)."""
+    # The cumulative decay, in float64 and within each document alone, as in decay_attention.
+    wide = x.gate_NHC.to(wide_dtype(x.gate_NHC.device))
+    total_NHC = (seen_NCC[:, None].to(wide.dtype) @ wide[..., None])[..., 0]
+    in_N1, last_N1 = x.segment_in_N[:, None], x.segment_NC[:, -1:]
+    reach_NHC = exp_where(x.q_NHCK, (x.segment_NC == in_N1)[:, None], total_NHC)
+    fade_NHCC = exp_where(x.q_NHCK, seen_NCC[:, None], total_NHC[..., :, None] - total_NHC[..., None, :])
+    kept_NHC = exp_where(x.q_NHCK, (x.segment_NC == last_N1)[:, None], total_NHC[..., -1:] - total_NHC)
+    carry_NH = exp_where(x.q_NHCK, last_N1 == in_N1, total_NHC[..., -1])
     return ChunkMaps(
-        x.q_BHCK * reach_BHC[..., None],
-        x.q_BHCK @ x.k_BHCK.transpose(-1, -2) * fade_BHCC,
-        x.k_BHCK * kept_BHC[..., None],
-        carry_BH[..., None, None],
+        x.q_NHCK * reach_NHC[..., None],
+        x.q_NHCK @ x.k_NHCK.transpose(-1, -2) * fade_NHCC,
+        x.k_NHCK * kept_NHC[..., None],
+        carry_NH[..., None, None],
     )
 
 
-def _delta_maps(x: Chunk) -> ChunkMaps:
-    """The chunk as a linear map of the delta rule."""
-    assert x.erase_BHCK is not None
-    gate = x.gate_BHC[..., None]
-    return chunk_maps(x.q_BHCK, x.k_BHCK, x.erase_BHCK, -x.k_BHCK, gate, x.segment_BC, x.segment_in_B)
+def _delta_maps(x: Chunks) -> ChunkMaps:
+    """Chunks as linear maps of the delta rule."""
+    assert x.erase_NHCK is not None
+    gate = x.gate_NHC[..., None]
+    return chunk_maps(x.q_NHCK, x.k_NHCK, x.erase_NHCK, -x.k_NHCK, gate, x.segment_NC, x.segment_in_N)
 
 
 def _add_chunk(
-    x: Chunk, blocks: dict[int, Tensor], occupied: Occupied, maps: ChunkMaps, place_BC: Tensor
+    carried: dict[int, Tensor], keys: Tensor, v: Tensor, target_BC: Tensor, top_B111: Tensor, occupied: Occupied
 ) -> dict[int, Tensor]:
     """The blocks after a chunk: binary addition of its number of tokens, with carries.
 
-    From n to n' tokens, blocks above the highest bit that changes stay, and those below it join in the block there.
-    Tokens of the chunk are where a token at place n' sees them.
+    ``carried`` is what the chunk left of the blocks before. From n to n' tokens, blocks above the highest bit that
+    changes stay, and those below it join in the block there. Tokens of the chunk are where a token at place n' sees
+    them, in one block if the chunk is aligned with the tree.
     """
-    count_B = x.count_BC[:, -1]
-    top_B111 = _bit_length(x.count_in_B ^ count_B)[:, None, None, None] - 1
-    target_BC = _bit_length(place_BC ^ count_B[:, None]) - 1
     after: dict[int, Tensor] = {}
-    nothing = below_BHKV = x.q_BHCK.new_zeros(())
+    below: Tensor | None = None
     for i in range(occupied.after.bit_length()):
-        block_BHKV = blocks.get(i, nothing)
+        block = carried.get(i)
         if occupied.after >> i & 1:
-            whole_BHKV = (top_B111 < i) * block_BHKV + (top_B111 == i) * below_BHKV
-            if x.erase_BHCK is None:
-                after[i] = maps.carry * whole_BHKV
-            else:
-                after[i] = maps.carry @ whole_BHKV.expand(*maps.carry.shape[:3], x.v_BHCV.shape[-1])
-        if occupied.added >> i & 1:
-            after[i] = after[i] + (maps.keys * (target_BC == i)[:, None, :, None]).transpose(-1, -2) @ x.v_BHCV
-        below_BHKV = below_BHKV + block_BHKV
+            terms = [
+                _of_rows(block, top_B111 < i, occupied.tops, range(-1, i)),
+                _of_rows(below, top_B111 == i, occupied.tops, range(i, i + 1)),
+            ]
+            if occupied.added >> i & 1:
+                alone = occupied.added == 1 << i
+                there = keys if alone else keys * (target_BC == i)[:, None, :, None]
+                terms.append(there.transpose(-1, -2) @ v)
+            found = [term for term in terms if term is not None]
+            after[i] = sum(found[1:], found[0]) if found else torch.zeros_like(keys.transpose(-1, -2) @ v)
+        if block is not None:
+            below = block if below is None else below + block
     return after
 
 
-def _plan(state: LogLinearState, weights: Tensor, tokens: Tokens) -> list[Occupied]:
+def _of_rows(block: Tensor | None, flags_B111: Tensor, tops: Sequence[int] | None, wanted: range) -> Tensor | None:
+    """A block in the rows with a flag, 0 in others; None where no row has one. A row has one if its top is wanted."""
+    known = None if tops is None else {top in wanted for top in tops}
+    if block is None or known == {False}:
+        return None
+    return block if known == {True} else flags_B111 * block
+
+
+def _plan(state: LogLinearState, weights: Tensor, tokens: Tokens, size: int) -> list[Occupied]:
     """Which blocks are occupied around each chunk. A graph that is compiled can't look: there all are that may be."""
-    stops = [min(start + CHUNK, tokens.length) for start in range(0, tokens.length, CHUNK)]
+    stops = [min(start + size, tokens.length) for start in range(0, tokens.length, size)]
     if values_hidden(weights):
         room = [(1 << _room(state, weights, stop)) - 1 for stop in (0, *stops)]
-        return [Occupied(before, after, after) for before, after in itertools.pairwise(room)]
+        return [Occupied(before, after, after, None) for before, after in itertools.pairwise(room)]
 
     def look() -> list[Occupied]:
         count_BN, segment_BN = (x[:, [stop - 1 for stop in stops]] for x in (tokens.count_BT, tokens.segment_BT))
@@ -244,10 +290,12 @@ def _plan(state: LogLinearState, weights: Tensor, tokens: Tokens) -> list[Occupi
         plan = []
         for before, kept, after in zip(*(x.T.tolist() for x in (before_BN, kept_BN, count_BN)), strict=True):
             changed = [new & (1 << (old ^ new).bit_length()) - 1 for old, new in zip(kept, after, strict=True)]
-            plan.append(Occupied(*(functools.reduce(operator.or_, counts) for counts in (before, changed, after))))
+            bits = [functools.reduce(operator.or_, counts) for counts in (before, changed, after)]
+            tops = tuple((old ^ new).bit_length() - 1 for old, new in zip(before, after, strict=True))
+            plan.append(Occupied(bits[0], bits[1], bits[2], tops))
         return plan
 
-    return tokens.shared(("log-linear plan", CHUNK), look)
+    return tokens.shared(("log-linear plan", size), look)
 
 
 def _room(state: LogLinearState, weights: Tensor, columns: int) -> int:
@@ -273,9 +321,9 @@ def _bit_length(number: Tensor) -> Tensor:
     return torch.bucketize(number, 2 ** torch.arange(62, device=number.device), right=True)
 
 
-def _take(weights_BHCL: Tensor, index_B1CN: Tensor) -> Tensor:
-    """Weights of the levels ``index``: (B, H, C, N)."""
-    return weights_BHCL.gather(-1, index_B1CN.expand(-1, weights_BHCL.shape[1], -1, -1))
+def _take(weights_NHCL: Tensor, index_N1CM: Tensor) -> Tensor:
+    """Weights of the levels ``index``: (N, H, C, M)."""
+    return weights_NHCL.gather(-1, index_N1CM.expand(-1, weights_NHCL.shape[1], -1, -1))
 
 
 def _prepare(
