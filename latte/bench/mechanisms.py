@@ -1,6 +1,7 @@
 """One layer of every registered mechanism, trained at the width of the small preset: figures for docs/mechanisms.md.
 
-Beside it stands the layer of transformers that does the same, where there is one, in its plain torch code.
+Beside it stands the layer of transformers that does the same, where there is one, in its plain torch code, and the
+products of our projections alone: what no mixing, however fast, could save.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from latte.mixers import names
 from latte.models.presets import example_layer
 from latte.tokens import Tokens
 
+#: Peers that loop over tokens in Python: the gradient of every step fills a whole row with zeros, so that their time
+#: grows with the square of the length, to minutes at 4,096 tokens. A shorter row is in their favour.
+LOOPS = ("mamba", "rwkv4")
+
 
 def run(plan: Plan, peaks: Peaks, size: str = "small") -> list[Figure]:
-    """Forward and backward; a mechanism that is both is measured causal."""
-    contenders = [_contender(name, size) for name in names()] + [_peer(name, size) for name in PEERS]
-    return sweep("mechanisms", "training", contenders, plan, peaks)
+    """Forward and backward; a mechanism that is both is measured causal. Loops get a quarter of the tokens."""
+    contenders = [_contender(name, size) for name in names()] + [_projections(name, size) for name in PEERS]
+    contenders += [_peer(name, size) for name in PEERS if name not in LOOPS]
+    loops = [_peer(name, size) for name in LOOPS]
+    shorter = [max(length // 4, 1) for length in plan.lengths]
+    return sweep("mechanisms", "training", contenders, plan, peaks) + sweep(
+        "mechanisms", "training", loops, plan, peaks, shorter
+    )
 
 
 def _contender(name: str, size: str) -> Contender:
@@ -48,8 +58,21 @@ def _peer(name: str, size: str) -> Contender:
     return Contender(f"{name} (transformers)", prepare, memory=lambda length: 8000.0 * width * length)
 
 
-def _training(module: nn.Module, call: Callable[[Tensor], Tensor], width: int, length: int) -> Call:
+def _projections(name: str, size: str) -> Contender:
+    mixer = example_layer(name, size)
+    projections = [module for module in mixer.modules() if isinstance(module, nn.Linear)]
+
+    def prepare(length: int) -> Call:
+        calls = [_training(linear, linear, linear.in_features, length, linear.out_features) for linear in projections]
+        return lambda: [call() for call in calls] and None
+
+    return Contender(f"{name} (projections)", prepare)
+
+
+def _training(
+    module: nn.Module, call: Callable[[Tensor], Tensor], width: int, length: int, outputs: int | None = None
+) -> Call:
     x_BTD = torch.randn(1, length, width, requires_grad=True)
-    gradient = torch.randn(1, length, width)
+    gradient = torch.randn(1, length, outputs or width)
     leaves = [x_BTD, *module.parameters()]
     return lambda: torch.autograd.grad(call(x_BTD), leaves, gradient, allow_unused=True)

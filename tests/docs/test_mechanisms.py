@@ -31,8 +31,9 @@ def test_every_mechanism_has_a_row_and_a_section():
 
 
 def test_measured_figures_become_tokens_per_second(tmp_path):
-    best = {"gla": 0.5, "mamba": 0.25, "mamba (transformers)": 3.0}
+    best = {"gla": 0.5, "mamba": 0.25}
     figures = [{"suite": "mechanisms", "name": name, "length": CONTEXT, "best": best[name]} for name in best]
+    figures += [{"suite": "mechanisms", "name": "mamba (transformers)", "length": CONTEXT // 4, "best": 0.75}]
     figures += [{"suite": "ops"}, {"suite": "mechanisms", "name": "kda", "length": CONTEXT, "skipped": "too long"}]
     (tmp_path / "results.json").write_text(json.dumps({"figures": figures}))
     rows = [row for row in page(tmp_path / "results.json").splitlines() if "](#" in row]
@@ -42,10 +43,28 @@ def test_measured_figures_become_tokens_per_second(tmp_path):
     assert last["retnet"] == last["kda"] == ["-", "- |"]
 
 
+def test_sections_say_what_takes_the_time(tmp_path):
+    best = {"gla": 0.1, "log-linear-mamba2": 0.38, "rwkv6": 0.9, "softmax": 0.2}
+    best |= {"lightning": 0.1, "lightning (transformers)": 0.3, "lightning (projections)": 0.08}
+    best |= {"kda": 0.1, "kda (transformers)": 0.6, "kda (projections)": 0.08}
+    figures = [{"suite": "mechanisms", "name": name, "length": CONTEXT, "best": best[name]} for name in best]
+    (tmp_path / "results.json").write_text(json.dumps({"figures": figures}))
+    sections = dict(part.split("\n", 1) for part in page(tmp_path / "results.json").split("\n## ")[1:])
+    assert "take 80% of its training time" in sections["lightning"]
+    assert "it would be 3.8 times as fast" in sections["lightning"]
+    assert "0.26 of `gla`'s tokens/s" in sections["log-linear-mamba2"]
+    assert "its arithmetic demands it" in sections["log-linear-mamba2"]
+    assert "does not demand that" in sections["rwkv6"]
+    assert not any(
+        "training time" in sections[name] or "tokens/s" in sections[name] for name in ("kda", "softmax", "h3")
+    )
+
+
 def test_the_suite_trains_one_layer_of_every_mechanism():
     plan = Plan((8,), repeats=1, budget=0.1, longest=5.0, say=lambda line: None)
     figures = mechanisms.run(plan, Peaks(1e9, 1e9), "tiny")
-    assert {figure.name for figure in figures} == set(names()) | {f"{name} (transformers)" for name in PEERS}
+    beside = {f"{name} ({what})" for name in PEERS for what in ("transformers", "projections")}
+    assert {figure.name for figure in figures} == set(names()) | beside
     ours = [figure for figure in figures if figure.ours]
     assert all(figure.best for figure in ours), [f.skipped for f in ours if not f.best]
 
