@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from latte.modes import values_hidden
 from latte.ops import native
@@ -55,7 +55,8 @@ class _Product(torch.autograd.Function):
 
 
 def _native(x: Tensor, weight_ED: Tensor) -> Tensor:
-    plain = weight_ED.dtype == x.dtype and not values_hidden(x) and not torch.is_autocast_enabled("cpu")
+    whole = type(weight_ED) in (Tensor, nn.Parameter)  # not a subclass with a product of its own, as quantised ones
+    plain = whole and weight_ED.dtype == x.dtype and not values_hidden(x) and not torch.is_autocast_enabled("cpu")
     few = x.dim() == 3 and x.shape[1] == 1 and x.shape[0] <= native.FEW_ROWS and weight_ED.numel() >= LARGE
     if plain and few and weight_ED.is_contiguous() and not torch.is_grad_enabled():
         return native.products(x[:, 0], [weight_ED], torch.get_num_threads())[0][:, None]
