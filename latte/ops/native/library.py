@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 17
+ABI = 18
 LIBRARY = Path(__file__).with_name("_kernels.so")
 FLOATS = (torch.float32, torch.float64)
 
