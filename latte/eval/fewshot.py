@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
+from latte.data.tokenizer import load_tokenizer
 from latte.errors import UserError, reason
 from latte.eval.continuations import ContinuationScorer
 from latte.eval.extension import EXTENDED, ORIGINAL, SINKS
@@ -24,7 +25,10 @@ from latte.loading import load_any, load_original
 from latte.loading.layout import read_extension
 from latte.loading.models import model_weights, weight_files
 from latte.loading.weights import FOLDER
+from latte.models.quantize import quantize_model
 from latte.recipe import EvalRecipe
+
+SEED = 1234  # of the choice of solved examples, lm-eval's own
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,14 @@ def candidates(recipe: EvalRecipe) -> list[Candidate]:
 
     def window_and_sinks() -> tuple[Any, PreTrainedTokenizerBase]:
         original = load_original(source)
-        return convert(original.model, options).eval(), original.tokenizer
+        model = convert(original.model, options).eval()
+        if recipe.weights != "stored":
+            quantize_model(model, recipe.weights)
+        return model, original.tokenizer if recipe.tokenizer is None else load_tokenizer(recipe.tokenizer)
 
     return [
         _named(source, ORIGINAL, recipe),
-        Candidate(SINKS, digest_json([_digest(source), options]), window_and_sinks),
+        Candidate(SINKS, digest_json([_digest(source), options, recipe.tokenizer, recipe.weights]), window_and_sinks),
         _named(recipe.model, EXTENDED, recipe),
     ]
 
@@ -170,19 +177,17 @@ def open_harness(candidate: Candidate, recipe: EvalRecipe) -> Any:
 
 def score_task(harness: Any, tasks: HarnessTasks, task: str, shots: int, limit: int | None) -> dict[str, Any]:
     """The figures of the harness's model on one of the tasks."""
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluate
 
     before, began = harness.scorer.tokens_read, time.perf_counter()
     try:
-        found: Any = simple_evaluate(
-            model=harness,
-            tasks=[tasks.taken[task]],
-            task_manager=tasks.manager,
-            num_fewshot=shots,
-            limit=limit,
-            bootstrap_iters=0,
-            log_samples=False,
-            verbosity="ERROR",
+        # What lm-eval's simple_evaluate does, without its look at the hub and at everything installed here.
+        loaded = tasks.manager.load([tasks.taken[task]])
+        for one in loaded["tasks"].values():
+            one.set_config(key="num_fewshot", value=shots)
+            one.set_fewshot_seed(seed=SEED)
+        found: Any = evaluate(
+            harness, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False, verbosity="ERROR"
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"the task {task} could not be run: {reason(error)}") from error
