@@ -55,7 +55,7 @@ def _peer(name: str, size: str) -> Contender:
         return _training(module, call, width, length)
 
     width = example_layer(name, size).config.hidden_size
-    return Contender(f"{name} (transformers)", prepare, memory=lambda length: 8000.0 * width * length)
+    return Contender(f"{name} (transformers)", prepare, memory=lambda length: 2000.0 * width * length)
 
 
 def _projections(name: str, size: str) -> Contender:
