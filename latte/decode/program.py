@@ -44,6 +44,14 @@ class Kept(NamedTuple):
     value_width: int
 
 
+class Rows(NamedTuple):
+    """Some rows of a projection: how many, what is added to their products, and the activation behind them."""
+
+    number: int
+    act: str = "identity"
+    bias: Tensor | None = None
+
+
 class MixerLayout(NamedTuple):
     """The state of one mixer: where each of its tensors is."""
 
@@ -163,7 +171,7 @@ class Builder:
 
     # Stages.
 
-    def stage(self, kind: str, beside: bool = False, **fields: Any) -> None:
+    def stage(self, kind: str, /, beside: bool = False, **fields: Any) -> None:
         """Append a stage; ``beside``: the next one does not wait for it."""
         self._stages.append((kind, beside, fields))
 
@@ -171,6 +179,10 @@ class Builder:
         """Memory for ``width`` numbers a row under a name; it may be used again by every layer."""
         self._widths[name] = max(width, self._widths.get(name, 0))
         return name
+
+    def has_room(self, name: str) -> bool:
+        """Whether an earlier stage has such memory."""
+        return name in self._widths
 
     def norm(self, module: nn.Module, x: str, y: str | int, width: int, groups: int = 1, added: bool = False) -> None:
         known = self.anatomy.norm(module)
@@ -190,8 +202,12 @@ class Builder:
         gated: bool = False,
         added: bool = False,
         beside: bool = False,
+        bias: Tensor | None = None,
     ) -> None:
-        """x times the weights of projections, each given as owner, name, number of rows, and where the product goes."""
+        """x times the weights of projections, each given as owner, name, number of rows, and where the product goes.
+
+        ``act`` is applied to the first, behind ``bias`` if that is given.
+        """
         fields: dict[str, Any] = {}
         for index, (owner, name, rows, y) in enumerate(parts):
             layer = self.child(owner, name, *self.anatomy.products, QuantizedLinear)
@@ -199,8 +215,24 @@ class Builder:
             fields[f"y{index}"] = y
         if gated and fields["format0"] != fields["format1"]:
             raise Unfit("a gate and what it multiplies are quantised in different formats")
+        if bias is not None:
+            if fields["bias0"] is not None:
+                raise Unfit(f"{type(parts[0][0]).__name__}.{parts[0][1]} has a bias of its own")
+            fields["bias0"] = bias
         how: dict[str, Any] = {"act": native.ACTIVATIONS[act], "gated": gated, "added": added}
         self.stage("Product", beside=beside, x=x, width=width, **how, **fields)
+
+    def split(self, x: str, width: int, owner: nn.Module, name: str, /, **parts: Rows) -> None:
+        """x times the rows of one projection, cut in activations of these names."""
+        layer = self.child(owner, name, *self.anatomy.products, QuantizedLinear)
+        whole = self.matrix(layer, sum(rows.number for rows in parts.values()), width)
+        first = 0
+        for y, rows in parts.items():
+            last, bias = first + rows.number, rows.bias if whole["bias"] is None else whole["bias"].detach()[first:]
+            fields: dict[str, Any] = {"w0": whole["w"].detach()[first:last], "rows0": rows.number, "bias0": bias}
+            fields |= {"format0": whole["format"], "act": native.ACTIVATIONS[rows.act], "y0": self.room(y, rows.number)}
+            self.stage("Product", beside=y != [*parts][-1], x=x, width=width, **fields)
+            first = last
 
     def matrix(self, layer: Any, rows: int, width: int) -> dict[str, Any]:
         """Fields of a projection: its weight, how that is kept, and its bias."""

@@ -8,6 +8,9 @@ from latte.decode.program import Builder, Kept
 from latte.layers.rotary import Rotary
 from latte.models.engine import Mixing
 
+#: The tensors of a window's state.
+RING = ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV")
+
 
 def queries_keys_values(b: Builder, at: Mixing, x: str) -> None:
     """Activations "q", "k" and "v" of a mixer's heads."""

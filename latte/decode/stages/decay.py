@@ -1,4 +1,4 @@
-"""Linear attention with a state that fades: GLA, RetNet and Lightning."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning and higher orders."""
 
 from __future__ import annotations
 
@@ -6,17 +6,10 @@ from typing import Any
 
 import torch
 
-from latte.decode.program import Builder
+from latte.decode.program import Builder, Rows
+from latte.decode.stages.parts import gated_output, matrix, project, unit_length
 from latte.decode.stages.registry import Out, stages_of
 from latte.models.engine import Mixing, Unfit
-
-
-def _project(b: Builder, mixer: Any, x: str, widths: dict[str, int], act: str = "identity") -> None:
-    """Queries, keys and values in activations of these names, each beside the next."""
-    for name, width in widths.items():
-        b.product(
-            x, mixer.config.hidden_size, (mixer, f"{name}_proj", width, b.room(name, width)), act=act, beside=True
-        )
 
 
 def _head_norm(b: Builder, mixer: Any, width: int) -> None:
@@ -25,10 +18,11 @@ def _head_norm(b: Builder, mixer: Any, width: int) -> None:
     b.stage("Norm", x="mixed", y="mixed", **fields)
 
 
-def _finish(b: Builder, mixer: Any, width: int, out: Out) -> None:
-    """W_o of "mixed" times "gate"."""
-    b.stage("Gate", x="mixed", gate="gate", width=width)
-    b.product("mixed", width, (mixer, "o_proj", mixer.config.hidden_size, out.y), added=out.added)
+def _turn(b: Builder, mixer: Any, width: int) -> None:
+    """Queries and keys by the token's place."""
+    how: dict[str, Any] = {"angles": b.angles(mixer.rotary), "heads": mixer.config.num_heads}
+    for name in ("q", "k"):
+        b.stage("Turn", beside=name == "q", x=name, width=width, turned=width, **how)
 
 
 @stages_of("gla")
@@ -36,42 +30,35 @@ def gla(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     H, K, V, D = mixer.config.num_heads, mixer.key_width, mixer.value_width, mixer.config.hidden_size
     low, rank = b.child(mixer, "decay_proj", torch.nn.Sequential), mixer.options.gate_rank
-    _project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
+    project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
     b.product(x, D, (low, "0", rank, b.room("low", rank)))
     b.product(x, D, (mixer, "gate_proj", H * V, b.room("gate", H * V)), act="silu", beside=True)
     b.product("low", rank, (low, "1", H * K, b.room("decay", H * K)), act="logsigmoid")
-    sizes: dict[str, Any] = {"heads": H, "key_width": K, "value_width": V, "sum": b.part("sum_BHKV")}
-    scales: dict[str, Any] = {
-        "query_scale": K**-0.5,
-        "key_scale": 1.0,
-        "decay_scale": 1 / mixer.options.gate_temperature,
-    }
-    b.stage("Decay", q="q", k="k", v="v", g="decay", y=b.room("mixed", H * V), **sizes, **scales)
+    temperature = mixer.options.gate_temperature
+    matrix(b, "sum_BHKV", H, K, V, g="decay", query_scale=K**-0.5, decay_scale=1 / temperature)
     _head_norm(b, mixer, V)
-    _finish(b, mixer, H * V, out)
+    gated_output(b, mixer, H * V, out)
 
 
 @stages_of("retnet")
 def retnet(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     H, K, V, D = mixer.config.num_heads, mixer.config.width, mixer.value_width, mixer.config.hidden_size
-    _project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
+    project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
     b.product(x, D, (mixer, "gate_proj", H * V, b.room("gate", H * V)), act="silu")
-    angles = b.angles(mixer.rotary)
-    b.stage("Turn", beside=True, x="q", angles=angles, heads=H, width=K)
-    b.stage("Turn", x="k", angles=angles, heads=H, width=K)
+    _turn(b, mixer, K)
     heads = torch.arange(H, dtype=b.dtype, device="cpu")
     decay = b.constant(torch.log1p(-torch.exp2(-5 - heads)))
-    _decay_by_head(b, mixer, decay, K, V, key_scale=K**-0.5)
+    matrix(b, "sum_BHKV", H, K, V, decay=decay, key_scale=K**-0.5)
     _head_norm(b, mixer, V)
-    _finish(b, mixer, H * V, out)
+    gated_output(b, mixer, H * V, out)
 
 
 @stages_of("lightning")
 def lightning(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     H, V, D = mixer.config.num_heads, mixer.config.width, mixer.config.hidden_size
-    _project(b, mixer, x, dict.fromkeys("qkv", H * V), act="silu")
+    project(b, mixer, x, dict.fromkeys("qkv", H * V), act="silu")
     gate = b.child(mixer, "gate_proj")
     if isinstance(gate, torch.nn.Sequential):
         rank = b.child(gate, "0").out_features
@@ -80,16 +67,58 @@ def lightning(b: Builder, at: Mixing, x: str, out: Out) -> None:
     else:
         b.product(x, D, (mixer, "gate_proj", H * V, b.room("gate", H * V)), act="sigmoid")
     like = torch.empty(0, dtype=b.dtype, device="cpu")
-    _decay_by_head(b, mixer, b.constant(mixer.log_decay(like)), V, V)
+    matrix(b, "sum_BHKV", H, V, V, decay=b.constant(mixer.log_decay(like)))
     norm = b.child(mixer, "norm")
     if b.anatomy.norm(norm).eps != mixer.config.norm_eps:
         raise Unfit("the norm of mixer 'lightning' has another constant")
     b.norm(norm, "mixed", "mixed", H * V)
-    _finish(b, mixer, H * V, out)
+    gated_output(b, mixer, H * V, out)
 
 
-def _decay_by_head(b: Builder, mixer: Any, decay: torch.Tensor, K: int, V: int, key_scale: float = 1.0) -> None:
-    sizes: dict[str, Any] = {"heads": mixer.config.num_heads, "key_width": K, "value_width": V}
-    scales: dict[str, Any] = {"query_scale": 1.0, "key_scale": key_scale}
-    y = b.room("mixed", sizes["heads"] * V)
-    b.stage("Decay", q="q", k="k", v="v", y=y, decay=decay, sum=b.part("sum_BHKV"), **sizes, **scales)
+#: Numbers of the features in the stage Features.
+FEATURES = {"elu": 0, "hedgehog": 1, "based": 2}
+
+
+@stages_of("linear")
+def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    config, K, F = mixer.config, mixer.key_width, mixer.feature_width
+    H, G, V, D = config.num_heads, config.kv_heads, config.width, config.hidden_size
+    parts = (("q", H * K), ("k", G * K), ("v", G * V))
+    b.product(x, D, *((mixer, f"{name}_proj", width, b.room(name, width)) for name, width in parts))
+    for name, heads in (("q", H), ("k", G)):
+        kind, source = mixer.options.features, name
+        if kind == "hedgehog":
+            how: dict[str, Any] = {"blocks": heads, "inputs": K, "outputs": K}
+            source = b.room("mapped", heads * K)
+            b.stage("Blocks", x=name, y=source, weight=b.weight(mixer, f"{name}_map", heads, K, K), **how)
+        y = b.room(f"{name} features", heads * F)
+        b.stage("Features", x=source, y=y, kind=FEATURES[kind], heads=heads, width=K, floor=mixer.options.floor)
+    matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", k_heads=G, v_heads=G, mean=True)
+    b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("hla2", "ahla", "hla3")
+def higher_order(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    H, K, D, stages = mixer.config.num_heads, mixer.config.width, mixer.config.hidden_size, range(mixer.stages)
+    project(b, mixer, x, dict.fromkeys("qk", H * K))
+    b.product(x, D, (mixer, "v_proj", H * K, b.room("v", H * K)))
+    gates: dict[str, Any] = {}
+    if mixer.gate_proj is not None:
+        b.split(x, D, mixer, "gate_proj", **{f"gate {i}": Rows(H, "logsigmoid") for i in stages})
+        gates = {"decays": 1, "decay_scale": 1 / mixer.options.gate_temperature}
+    for name in ("q", "k"):
+        unit_length(b, name, H, K, 1e-14)
+    if mixer.rotary is not None:
+        _turn(b, mixer, K)
+    names, last = {"k": "k", "v": "v"}, stages[-1]
+    composed = [name for name, is_so in (("k", mixer.composed_keys), ("v", mixer.composed_values)) if is_so]
+    for i, name in enumerate([*composed, "mixed"]):
+        g = f"gate {i}" if gates else None
+        sources = names if i == last else {"k": "k", "v": name}
+        y = "mixed" if i == last else f"composed {name}"
+        matrix(b, f"stages.{i}.sum_BHKV", H, K, K, y, g=g, **gates, **sources)
+        names[name] = y
+    _head_norm(b, mixer, K)
+    b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)

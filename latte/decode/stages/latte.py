@@ -5,23 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from latte.decode.program import Builder
-from latte.decode.stages.attention import Attention, queries_keys_values
+from latte.decode.stages.attention import RING, Attention, queries_keys_values
+from latte.decode.stages.feeds import feed
 from latte.decode.stages.kept import KeptTokens
 from latte.decode.stages.registry import Out, stages_of
-from latte.layers.feeds import GATE_POWER, RGLRU, ConvFeed, Feed
-from latte.models.engine import Mixing, Unfit
-
-WINDOW = ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV")
+from latte.models.engine import Mixing
+from latte.ops import native
 
 
 @stages_of("latte", "extended")
 def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     config, window = mixer.config, mixer.window
-    if mixer.options.decay != "none":
-        raise Unfit("latents that forget (decay) have no stages")
     D, H, G, V, M = config.hidden_size, config.num_heads, config.kv_heads, config.width, mixer.latents_per_head
-    fed = _feed(b, mixer, x)
+    fed = feed(b, mixer, x)
     attention = bias = kept = None
     if window is None:
         b.product(x, D, (at.values, "v_proj", G * V, b.room("v", G * V)))
@@ -29,7 +26,7 @@ def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
         queries_keys_values(b, at, x)
         rotary = window.rotary if window.rope else None
         kept = KeptTokens(b, at, x) if window.kept else None
-        paths = tuple(f"window.{name}" if kept is None else f"window.window.{name}" for name in WINDOW)
+        paths = tuple(f"window.{name}" if kept is None else f"window.window.{name}" for name in RING)
         how = {"scale": window.scale, "softcap": window.softcap, "farthest": window.farthest}
         attention = Attention(b, at, paths, rotary, window.size, window.sinks, **how)
         bias = None if mixer.slot0_bias is None else b.weight(mixer, "slot0_bias", H)
@@ -40,6 +37,7 @@ def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
         attention.keep(beside=True)
     slots, keys = (mixer, "latent_q_proj", H * mixer.slots), (mixer, "latent_k_proj", H * M)
     b.product(fed, D, (*slots, b.room("slots", H * mixer.slots)), (*keys, b.room("latent k", H * M)))
+    rates = _rates(b, mixer, fed, D, H * M)
     seen = log_norm = None
     if attention is not None:
         seen = b.room("seen", H * V)
@@ -47,30 +45,20 @@ def latte(b: Builder, at: Mixing, x: str, out: Out) -> None:
         attention.attend(seen, log_norm)
         if kept is not None and log_norm is not None:
             kept.attend(attention, seen, log_norm)
-    sizes: dict[str, Any] = {"heads": H, "groups": G, "latents": M, "value_width": V}
+    sizes: dict[str, Any] = {"heads": H, "groups": G, "latents": M, "value_width": V, "rates": rates}
     sizes |= {"log_norm": b.part("latents.log_norm_BHM"), "mean": b.part("latents.mean_BHMV")}
     sizes |= {"seen": seen, "window_norm": log_norm if mixer.options.coupled else None, "bias": bias}
     b.stage("Latents", slots="slots", k="latent k", v="v", y=b.room("mixed", H * V), **sizes)
     b.product("mixed", H * V, (at.values, "o_proj", D, out.y), added=out.added)
 
 
-def _feed(b: Builder, mixer: Any, x: str) -> str:
-    """What the latents' queries and keys are made from; runs beside what comes next."""
-    D, H = mixer.config.hidden_size, mixer.config.num_heads
-    feed = b.child(mixer, "feed", Feed, ConvFeed, RGLRU)
-    if type(feed) is RGLRU:
-        width = D // H
-        weights: dict[str, Any] = {
-            "weight": b.weight(feed, "gate_weight", 2, H, width, width),
-            "bias": b.weight(feed, "gate_bias", 2, H, width),
-            "decay": b.weight(feed, "decay", D),
-        }
-        how = {"heads": H, "width": width, "power": GATE_POWER, "h": b.part("feed.h_BD")}
-        b.stage("Rglru", beside=True, x=x, y=b.room("fed", D), **weights, **how)
-        return "fed"
-    if type(feed) is ConvFeed:
-        how = {"width": D, "taps": feed.size, "tail": b.part("feed.tail_BKD")}
-        weight = b.weight(feed, "weight", D, feed.size)
-        b.stage("Conv", beside=True, x=x, y=b.room("fed", D), weight=weight, **how)
-        return "fed"
-    return x
+def _rates(b: Builder, mixer: Any, fed: str, width: int, latents: int) -> str | None:
+    """How fast each latent forgets; None where they don't."""
+    if mixer.latent_decay is None:
+        return None
+    bias, rates = b.weight(mixer, "latent_decay", latents), b.room("rates", latents)
+    if mixer.decay_proj is None:
+        b.stage("Map", bias=bias, y=rates, width=latents, act=native.ACTIVATIONS["softplus"])
+    else:
+        b.product(fed, width, (mixer, "decay_proj", latents, rates), act="softplus", bias=bias)
+    return rates

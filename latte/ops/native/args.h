@@ -223,7 +223,8 @@ struct NormBackward {
 };
 
 constexpr int64_t kMatrices = 4;
-enum Activation { kIdentity, kSilu, kGeluTanh, kGelu, kSigmoid, kLogSigmoid };
+// kNegativeExp: -e^x for x up to 60, where what it decays is gone.
+enum Activation { kIdentity, kSilu, kGeluTanh, kGelu, kSigmoid, kLogSigmoid, kTanh, kSoftplus, kSquaredRelu, kNegativeExp };
 // How weights are kept: floats of the call's type, or blocks of few bits (blocks.h).
 enum Format { kFloats, kQ8_0, kQ4_0, kQ4_1, kQ4_K, kQ6_K };
 

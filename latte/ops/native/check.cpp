@@ -209,6 +209,49 @@ void both(const char* what, F make) {
 }
 
 // A program with every stage: ids to logits, two layers with a window or full attention.
+// Stages of mechanisms without attention, each on what the one before it gave: q, k and v are (H, K), numbers of heads (H).
+template <class T>
+void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& state, int64_t stream, int64_t normed, int64_t angles, int64_t H, int64_t width, bool extra) {
+    using namespace latte;
+    const int64_t K = 2 * width, W = H * K, D = H * width, taps = 3, none = kNone, features = 1 + K + K * (K + 1) / 2;
+    auto any = [&](int64_t n) { return p.random(n, -1, 1); };
+    auto x = [&](int64_t n) { return room.part<T>(n) / int64_t(sizeof(T)); };
+    auto product = [&](int64_t from, int64_t inputs, int64_t act, int64_t outputs, int64_t to, int64_t added) {
+        program.add(kProduct, stage::Product{from, inputs, act, 0, added, any(outputs * inputs), extra ? any(outputs) : nullptr, outputs, 0, to, nullptr, nullptr, 0, 0, none,
+                                             nullptr, nullptr, 0, 0, none});
+    };
+    const int64_t q = x(W), k = x(W), v = x(W), gates = x(W), numbers = x(H), mixed = x(W), wide = x(H * features), tail = state.part<T>((taps - 1) * 2 * W);
+    product(normed, D, kTanh, W, q, 0), product(normed, D, kSigmoid, W, k, 0), product(normed, D, kSquaredRelu, W, v, 0);
+    product(normed, D, extra ? kNegativeExp : kLogSigmoid, W, gates, 0), product(normed, D, kSoftplus, H, numbers, 0);
+    program.add(kTurn, stage::Turn{q, angles, H, K, K}, true);
+    program.add(kConv, stage::Conv{k, k, any(W * taps), nullptr, W, taps, kSilu, 0, 2 * W, tail}, true);
+    program.add(kConv, stage::Conv{v, v, any(W * taps), any(W), W, taps, kIdentity, W, 2 * W, tail});
+    program.add(kMap, stage::Map{extra ? k : none, any(W), k, W, kTanh});
+    program.add(kLerp, stage::Lerp{k, v, extra ? k : none, any(W), k, W}, true);
+    program.add(kBlocks, stage::Blocks{q, mixed, any(H * K * K), H, K, K, extra}, true);
+    // A gate below 0 and a small key, so that states stay bounded.
+    auto matrix = [&](int64_t kind, int64_t keys, int64_t from, int64_t to) {
+        const bool own = kind == 2;
+        const T* rates = kind == 1 ? any(H) : nullptr;
+        return stage::Matrix{from, to, v, mixed, kind ? (kind == 1 ? numbers : gates) : none, kind ? numbers : none, own ? k : none, own ? q : none, kind ? nullptr : p.random(H, -1, 0),
+                             rates, kind == 1 ? any(H) : nullptr, H, H, H, H, keys, K, kind == 1 ? 1 : keys, kind == 1, own, kind == 0, 0.5, 0.1, 0.5, state.part<T>(H * keys * (K + 1))};
+    };
+    program.add(kMatrix, matrix(1, K, q, k));
+    program.add(kMatrix, matrix(2, K, q, k));
+    program.add(kBonus, stage::Bonus{q, k, v, mixed, any(W), H, K, K});
+    for (int64_t kind : {0, 1, 2}) {
+        program.add(kFeatures, stage::Features{q, wide, kind, H, K, 1e-3});
+        program.add(kMatrix, matrix(0, kind == 0 ? K : kind == 1 ? 2 * K : features, wide, wide));
+    }
+    program.add(kSelective, stage::Selective{q, mixed, k, v, gates, any(W * H), any(W), W, H, 1.0, state.part<T>(W * H)});
+    program.add(kStateSpace, stage::StateSpace{q, extra ? v : mixed, any(W * H), any(W * H), extra ? any(W) : nullptr, extra ? any(W * H * 2) : nullptr, extra ? any(W) : nullptr, W, H,
+                                               1e-4, 40.0, 10.0, state.part<T>(W * H * 2)});
+    program.add(kKalman, stage::Kalman{v, numbers, k, q, mixed, any(H * W), any(H * W), any(H * W), any(1), H, W, 1e-4, state.part<T>(H * W), state.part<T>(H * W)});
+    program.add(kWkv, stage::Wkv{k, v, mixed, any(W), any(W), W, state.part<double>(W), state.part<T>(W)});
+    program.add(kGate, stage::Gate{mixed, extra ? v : none, any(W), mixed, W, extra});
+    product(mixed, W, kTanh, D, stream, 1);
+}
+
 template <class T>
 void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool extra, int64_t read, int64_t tokens) {
     using namespace latte;
@@ -229,14 +272,14 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
     for (int64_t window : {R, int64_t(-1)}) {
         const int64_t memory = int64_t(memories.size()), slot_count = window < 0 ? read + 99 : R + tokens, sinks = window < 0 ? 0 : N;
         memories.push_back({any(B * G * slot_count * K), any(B * G * slot_count * K), any(B * G * sinks * K), any(B * G * sinks * K), slot_count, sinks});
-        program.add(kNorm, stage::Norm{stream, normed, any(D), extra ? any(D) : nullptr, D, 1, extra, 0, 1e-6, 0.5});
+        program.add(kNorm, stage::Norm{stream, normed, any(D), extra ? any(D) : nullptr, D, 1, 0, extra, 0, 1e-6, 0.5});
         if (window < 0)
-            program.add(kConv, stage::Conv{normed, fed, any(D * taps), D, taps, tail}, true);
+            program.add(kConv, stage::Conv{normed, fed, any(D * taps), extra ? any(D) : nullptr, D, taps, extra ? kSilu : kIdentity, 0, D, tail}, true);
         else
             program.add(kRglru, stage::Rglru{normed, fed, any(2 * H * width * width), any(2 * D), any(D), H, width, 8.0, h}, true);
         program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(G * K * D), extra ? any(G * K) : nullptr, G * K, 0, v, any(H * K * D), nullptr, H * K, 0, q,
                                              any(G * K * D), nullptr, G * K, 0, k});
-        program.add(kNorm, stage::Norm{q, q, any(K), nullptr, K, H, 0, 0, 1e-6, 0});
+        program.add(kNorm, stage::Norm{q, q, any(H * K), nullptr, K, H, 1, 0, 0, 1e-6, 0});
         program.add(kKeep, stage::Keep{k, v, extra ? none : near, memory, G, K, K}, true);
         program.add(kProduct, stage::Product{fed, D, 0, 0, 0, any(H * (M + 1) * D), nullptr, H * (M + 1), 0, slots, any(H * M * D), nullptr, H * M, 0, latent_k,
                                              nullptr, nullptr, 0, 0, none});
@@ -244,20 +287,15 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
         program.add(kAttend, stage::Attend{q, extra ? none : near, extra ? none : far, seen, coupled, memory, H, G, K, K, window, 0.5, extra ? 3.0 : 0.0});
         program.add(kMerge, stage::Merge{seen, coupled, H, K, window});
         if (window >= 0)
-            program.add(kLatents, stage::Latents{slots, latent_k, v, seen, coupled, mixed, extra ? any(H) : nullptr, H, G, M, K, sums, means});
+            program.add(kLatents, stage::Latents{slots, latent_k, v, seen, coupled, extra ? latent_k : none, mixed, extra ? any(H) : nullptr, H, G, M, K, sums, means});
         const int64_t from = window < 0 ? seen : mixed;
         program.add(kProduct, stage::Product{from, H * K, 0, 0, 1, any(D * H * K), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
         const int64_t I = width + 5;
         program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, 0, wide, any(I * D), nullptr, I, 0, wide, nullptr, nullptr, 0, 0, none});
         program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     }
-    const int64_t memory = state.part<T>(G * K * K), faded = x(G * K);
-    program.add(kTurn, stage::Turn{k, near, G, K});
-    program.add(kDecay, stage::Decay{k, v, v, faded, extra ? k : none, extra ? nullptr : any(G), G, K, K, 0.5, 0.5, -0.1, memory});
-    program.add(kGate, stage::Gate{faded, v, G * K});
-    program.add(kProduct, stage::Product{faded, G * K, kSigmoid, 0, 1, any(D * G * K), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
-    program.add(kProduct, stage::Product{normed, D, kLogSigmoid, 0, 1, any(D * D), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
-    program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 1e-6, 0});
+    add_recurrent_stages(p, program, room, state, stream, normed, near, H, width, extra);
+    program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 0, 1e-6, 0});
     program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, 0, kOutput, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     const int64_t d = sizeof(T) == 8, rows = B * tokens;
     int64_t* count = p.template random<int64_t>(B, double(read), double(read) + 9);

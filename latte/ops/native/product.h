@@ -101,6 +101,13 @@ LATTE_INLINE Vec<T> activated(int64_t act, Vec<T> x) {
         return x * splat(T(0.5)) * (splat(T(1)) + vtanh(inner));
     }
     if (act == kSigmoid) return 1 / (1 + vexp(-x));
+    if (act == kTanh) return vtanh(x);
+    if (act == kNegativeExp) return -vexp(vmin<T>(x, splat(T(60))));
+    if (act == kSquaredRelu) return vmax<T>(x, Vec<T>{}) * vmax<T>(x, Vec<T>{});
+    if (act == kSoftplus) {
+        for (int i = 0; i < kWidth<T>; ++i) x[i] = T((x[i] > 0 ? double(x[i]) : 0.0) + ::log1p(::exp(-::fabs(double(x[i])))));
+        return x;
+    }
     if (act == kLogSigmoid) {
         for (int i = 0; i < kWidth<T>; ++i) x[i] = T((x[i] < 0 ? double(x[i]) : 0.0) - ::log1p(::exp(-::fabs(double(x[i])))));
         return x;

@@ -20,7 +20,8 @@ NONE = -1
 #: A layer's keys and values: addresses of keys, values, sink keys and sink values, slots, sinks.
 MEMORY_FIELDS = 6
 #: What a product may be followed by.
-ACTIVATIONS = {"identity": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "sigmoid": 4, "logsigmoid": 5}
+_NAMES = "identity silu gelu_tanh gelu sigmoid logsigmoid tanh softplus squared_relu negative_exp"
+ACTIVATIONS = {name: number for number, name in enumerate(_NAMES.split())}
 
 
 class Field(NamedTuple):

@@ -20,14 +20,16 @@
 #define LATTE_FIELDS_Embed(I, R, W, X, S) X(y) W(table) I(format) W(positions) I(width) R(scale)
 #define LATTE_FIELDS_Given(I, R, W, X, S) X(y) I(width)
 // y = x / rms(x) . (weight + plus) for each of `groups` parts of a row; `centred`: LayerNorm, with the mean taken out. `added`: to y.
-#define LATTE_FIELDS_Norm(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(groups) I(centred) I(added) R(eps) R(plus)
+// `own`: every group has a weight and bias of its own.
+#define LATTE_FIELDS_Norm(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(groups) I(own) I(centred) I(added) R(eps) R(plus)
 // x times up to three matrices (rows, width), transposed. `act` is applied to the first; `gated`: and multiplied by the second.
 // `added`: to what stands in y. format: how weights are kept (args.h).
 #define LATTE_FIELDS_Product(I, R, W, X, S) \
     X(x) I(width) I(act) I(gated) I(added) W(w0) W(bias0) I(rows0) I(format0) X(y0) \
     W(w1) W(bias1) I(rows1) I(format1) X(y1) W(w2) W(bias2) I(rows2) I(format2) X(y2)
-// A causal convolution of each channel: weight (width, taps), the present token's tap last; tail: the last taps - 1 inputs.
-#define LATTE_FIELDS_Conv(I, R, W, X, S) X(x) X(y) W(weight) I(width) I(taps) S(tail)
+// A causal convolution of each channel, then `act`: weight (width, taps), the present token's tap last; tail: the last taps - 1
+// inputs, (taps - 1, channels), of which these are the channels from `first` on.
+#define LATTE_FIELDS_Conv(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(taps) I(act) I(first) I(channels) S(tail)
 // The RG-LRU with its gates: weight (2, heads, width, width), bias (2, heads, width), decay (heads * width).
 #define LATTE_FIELDS_Rglru(I, R, W, X, S) X(x) X(y) W(weight) W(bias) W(decay) I(heads) I(width) R(power) S(h)
 // Cosines and sines of a token's place for `half` speeds (float64), one behind the other. nearest: places behind it count as it;
@@ -50,20 +52,57 @@
     I(heads) I(groups) I(key_width) I(value_width) I(window) I(sinks) I(kept) I(reach) I(rounded) R(scale) R(softcap) R(unit) \
     R(longest) R(later) S(ring) S(scores) S(places) S(keys) S(values)
 // p = softmax(slots)    a' = logaddexp(a, k)    S' = S + exp(k - a') (v - S)    y = p_0 seen + sum_l p_l S'_l
-// where `seen` is the window's, or none; bias: of slot 0; window_norm: added to slot 0's logit.
+// where `seen` is the window's, or none; bias: of slot 0; window_norm: added to slot 0's logit; rates: taken from a first.
 #define LATTE_FIELDS_Latents(I, R, W, X, S) \
-    X(slots) X(k) X(v) X(seen) X(window_norm) X(y) W(bias) I(heads) I(groups) I(latents) I(value_width) S(log_norm) S(mean)
+    X(slots) X(k) X(v) X(seen) X(window_norm) X(rates) X(y) W(bias) I(heads) I(groups) I(latents) I(value_width) S(log_norm) S(mean)
 
-// x turned by the token's place, head by head; x times another activation. Both in place.
-#define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width)
-#define LATTE_FIELDS_Gate(I, R, W, X, S) X(x) X(gate) I(width)
-// S' = e^g S + k v^T    y = S'^T q    with k and q scaled; g: decay_scale times an activation of every key channel, or `decay` of every
-// head (H). Heads have keys and values of their own.
-#define LATTE_FIELDS_Decay(I, R, W, X, S) \
-    X(q) X(k) X(v) X(y) X(g) W(decay) I(heads) I(key_width) I(value_width) R(query_scale) R(key_scale) R(decay_scale) S(sum)
+// Of each channel by itself, and y may be x. What is not given is left out.
+// y = act(x + bias)
+#define LATTE_FIELDS_Map(I, R, W, X, S) X(x) W(bias) X(y) I(width) I(act)
+// y = x . gate . weight; `added`: to y.
+#define LATTE_FIELDS_Gate(I, R, W, X, S) X(x) X(gate) W(weight) X(y) I(width) I(added)
+// y = x + (to - x) . (weight + share)
+#define LATTE_FIELDS_Lerp(I, R, W, X, S) X(x) X(to) X(share) W(weight) X(y) I(width)
+
+// The first `turned` channels of each head turned by the token's place, in place.
+#define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width) I(turned)
+// Each block of x times a matrix of its own: weight (blocks, outputs, inputs), or, `across`, (blocks, inputs, outputs).
+#define LATTE_FIELDS_Blocks(I, R, W, X, S) X(x) X(y) W(weight) I(blocks) I(inputs) I(outputs) I(across)
+// Features of heads for linear attention, by `kind`: elu(x) + 1, [softmax(x), softmax(-x)], both with `floor` added, or the exponential
+// to second order, [1, z, (z_i z_j)_{i<=j}] with z = x / width^{1/4}.
+#define LATTE_FIELDS_Features(I, R, W, X, S) X(x) X(y) I(kind) I(heads) I(width) R(floor)
+
+// S' = e^g . S + k v^T - b (a^T S)    y = S'^T q + skip v    where heads remember a matrix (key_width, value_width)
+//   k, q  scaled; k also by `write`, a number of each head. q, k and v may have fewer heads, each for several of the state.
+//   g     decay_scale times an activation, of each key channel (decays = key_width) or head (1); if `log_rate` (H) is given, times
+//         -e^{log_rate}. Or `decay` (H), or 0.
+//   a, b  activations; or, `delta`, the key decayed and the key written: the value that the decayed state gives is replaced.
+//   earlier: y reads S. mean: one value more, a constant 1, is remembered, and y is divided by what it gives.
+#define LATTE_FIELDS_Matrix(I, R, W, X, S) \
+    X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
+    I(value_width) I(decays) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state)
+// y += (sum_i q_i weight_i k_i) v, head by head: weight (heads, key_width).
+#define LATTE_FIELDS_Bonus(I, R, W, X, S) X(q) X(k) X(v) X(y) W(weight) I(heads) I(key_width) I(value_width)
+
+// Mamba, A = -e^{log_rate} (width, size): h' = e^{delta A} h + delta b x    y = c . h' + skip x
+#define LATTE_FIELDS_Selective(I, R, W, X, S) X(x) X(delta) X(b) X(c) X(y) W(log_rate) W(skip) I(width) I(size) R(most) S(h)
+// A diagonal state-space model of each channel, `size` complex numbers with A = -slowest - e^{log_rate} + i frequency (width, size),
+// step = e^{log_step} (width), a = e^{A step}: h' = a h + x    y = skip x + 2 Re(read (a - 1) / A . h'), read (width, size, 2).
+// Without log_step: step = 1. Without read: y = Re h'.
+#define LATTE_FIELDS_StateSpace(I, R, W, X, S) \
+    X(x) X(y) W(log_rate) W(frequency) W(log_step) W(read) W(skip) I(width) I(size) R(slowest) R(most) R(longest) S(h)
+// RWKV-4, with w = e^decay: y = S + sigmoid(first + k - a) (v - S)    a' = logaddexp(a - w, k)    S' = S + exp(k - a') (v - S)
+#define LATTE_FIELDS_Wkv(I, R, W, X, S) X(k) X(v) X(y) W(decay) W(first) I(width) S(log_norm) S(mean)
+// Filters with e^{log_step}, e^{log_rate} and e^{log_variance} (width, size), exponents in [-15, 5], fade = min(20, step rate), a = e^-fade
+// and p = variance / (2 rate) (1 - a^2), that observe v with precision n = 1 / (variance + least):
+//   l- = l / (a^2 + p l)    l' = l- + n k^2    m' = (l- / l') a m + (n k / l') v    y = q . m' + skip v
+#define LATTE_FIELDS_Kalman(I, R, W, X, S) \
+    X(v) X(variance) X(k) X(q) X(y) W(log_step) W(log_rate) W(log_variance) W(skip) I(width) I(size) R(least) S(precision) S(mean)
 
 #define LATTE_STAGES(STAGE) \
-    STAGE(Turn) STAGE(Gate) STAGE(Decay) STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Conv) STAGE(Rglru) STAGE(Angles) STAGE(Keep) STAGE(Attend) STAGE(Merge) STAGE(Hold) STAGE(Latents)
+    STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
+    STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus)
 
 namespace latte {
 

@@ -73,14 +73,14 @@ class Stage<stage::Angles, T> : public Task<T> {
 template <class T>
 class Stage<stage::Turn, T> : public Task<T> {
   public:
-    Stage(const Frame<T>& f, const stage::Turn& s) : f_(f), s_(s), mem_(room(s.width, sizeof(T))), raw_(mem_.take<T>(s.width)) {}
+    Stage(const Frame<T>& f, const stage::Turn& s) : f_(f), s_(s), mem_(room(s.turned, sizeof(T))), raw_(mem_.take<T>(s.turned)) {}
     int64_t pieces() const override { return f_.rows; }
     void run(int64_t r) override {
         const int64_t K = s_.width;
         for (int64_t h = 0; h < s_.heads; ++h) {
             T* x = f_.at(s_.x) + (r * s_.heads + h) * K;
-            memcpy(raw_, x, size_t(K) * sizeof(T));
-            turned(x, raw_, f_.at(s_.angles) + r * K, K);
+            memcpy(raw_, x, size_t(s_.turned) * sizeof(T));
+            turned(x, raw_, f_.at(s_.angles) + r * s_.turned, s_.turned);
         }
     }
 

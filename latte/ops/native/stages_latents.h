@@ -1,5 +1,6 @@
 // The latents of Latte: slots, normalisers and means of one token.
 #pragma once
+#include "log_sum.h"
 #include "rows.h"
 #include "stage.h"
 
@@ -37,34 +38,14 @@ class Stage<stage::Latents, T> : public Task<T> {
         for (int64_t i = 0; i < slots_; ++i) p_[i] /= total;
     }
 
-    // The log-normalisers of a few latents moved on by one token, and the share that its value has of each mean. Differences are
-    // taken in double precision; what is left of them after exp is a number that T's precision is enough for.
-    static void move_on(const double* before, double* after, const T* k, int64_t n, T* shares) {
-        constexpr int W = kWidth<T>, L = kWidth<double>;
-        double high[W] = {}, sum[W];
-        T x[W] = {};
-        for (int64_t i = 0; i < n; ++i) {
-            const double now = double(k[i]);
-            high[i] = before[i] > now ? before[i] : now;
-            x[i] = T((before[i] > now ? now : before[i]) - high[i]);
-        }
-        store(x, vexp(load(x)));
-        for (int64_t i = 0; i < W; i += L) {
-            Vec<double> more;
-            for (int j = 0; j < L; ++j) more[j] = double(x[i + j]);
-            store(sum + i, load(high + i) + vlog1p(more));
-        }
-        for (int64_t i = 0; i < n; ++i) after[i] = sum[i], x[i] = T(double(k[i]) - sum[i]);
-        store_some(shares, vexp(load(x)), n);
-    }
-
     // Move the latents of a head on by one token and add what they say to y.
     void read(int64_t t, int64_t b, int64_t h, const T* p, T* y) {
         const int64_t M = s_.latents, V = s_.value_width, at = (b * s_.heads + h) * M, row = t * f_.g.B + b;
         const T *v = f_.at(s_.v) + (row * s_.groups + h / (s_.heads / s_.groups)) * V, *k = f_.at(s_.k) + (row * s_.heads + h) * M;
+        const T* rates = s_.rates < 0 ? nullptr : f_.at(s_.rates) + (row * s_.heads + h) * M;
         const double* sums = f_.template before<double>(t, s_.log_norm) + at;
         double* moved = f_.template after<double>(t, s_.log_norm) + at;
-        for (int64_t l = 0; l < M; l += kWidth<T>) move_on(sums + l, moved + l, k + l, min64(kWidth<T>, M - l), shares_ + l);
+        for (int64_t l = 0; l < M; l += kWidth<T>) add_to_log_sums(sums + l, moved + l, k + l, rates ? rates + l : nullptr, min64(kWidth<T>, M - l), shares_ + l);
         const T *from = f_.before(t, s_.mean) + at * V, *shares = shares_;
         T* to = f_.after(t, s_.mean) + at * V;
         each_stripe<T>(V, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {

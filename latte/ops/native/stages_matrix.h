@@ -1,5 +1,6 @@
 // Stages of mechanisms whose heads remember a matrix.
 #pragma once
+#include "norm.h"
 #include "rows.h"
 #include "stage.h"
 
@@ -7,49 +8,104 @@ LATTE_BEGIN
 
 // A head of a row through all tokens of the call is a piece.
 template <class T>
-class Stage<stage::Decay, T> : public Task<T> {
+class Stage<stage::Matrix, T> : public Task<T> {
   public:
-    Stage(const Frame<T>& f, const stage::Decay& s) : f_(f), s_(s), mem_(room(s.key_width, sizeof(T))), kept_(mem_.take<T>(s.key_width)) {}
+    Stage(const Frame<T>& f, const stage::Matrix& s)
+        : f_(f), s_(s), columns_(s.value_width + s.mean), mem_(5 * room(s.key_width, sizeof(T)) + 2 * room(columns_, sizeof(T))), query_(take()), key_(take()),
+          kept_(take()), read_(take()), erased_(take()), value_(mem_.take<T>(columns_)), y_(mem_.take<T>(columns_)) {}
     int64_t pieces() const override { return f_.g.B * s_.heads; }
     void run(int64_t piece) override {
-        const int64_t b = piece / s_.heads, h = piece % s_.heads, K = s_.key_width, V = s_.value_width, at = (b * s_.heads + h) * K * V;
+        const int64_t b = piece / s_.heads, h = piece % s_.heads, V = s_.value_width, at = (b * s_.heads + h) * s_.key_width * columns_;
         for (int64_t t = 0; t < f_.g.T; ++t) {
-            const int64_t head = (t * f_.g.B + b) * s_.heads + h;
-            factors(head, h);
-            const T *q = f_.at(s_.q) + head * K, *k = f_.at(s_.k) + head * K, *v = f_.at(s_.v) + head * V, *from = f_.before(t, s_.sum) + at, *kept = kept_;
-            T *to = f_.after(t, s_.sum) + at, *y = f_.at(s_.y) + head * V;
-            const T query_scale = T(s_.query_scale), key_scale = T(s_.key_scale);
-            each_stripe<T>(V, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {
-                constexpr int n = decltype(vectors)::value, W = kWidth<T>;
-                Vec<T> sum[n] = {}, value[n];
-                for (int j = 0; j < n; ++j) value[j] = load_some(v + c + j * W, lanes, T(0));
-                for (int64_t i = 0; i < K; ++i) {
-                    const Vec<T> key = splat(k[i] * key_scale), query = splat(q[i] * query_scale), factor = splat(kept[i]);
-                    for (int j = 0; j < n; ++j) {
-                        const Vec<T> now = factor * load_some(from + i * V + c + j * W, lanes, T(0)) + key * value[j];
-                        store_some(to + i * V + c + j * W, now, lanes);
-                        sum[j] = query * now + sum[j];
-                    }
-                }
-                for (int j = 0; j < n; ++j) store_some(y + c + j * W, sum[j], lanes);
-            });
+            const int64_t row = t * f_.g.B + b;
+            prepare(row, h);
+            step(f_.before(t, s_.state) + at, f_.after(t, s_.state) + at);
+            T* y = f_.at(s_.y) + (row * s_.heads + h) * V;
+            const T scale = s_.mean ? 1 / y_[V] : T(1), skip = s_.skip ? ((const T*)s_.skip)[h] : T(0);
+            for (int64_t c = 0; c < V; ++c) y[c] = scale * y_[c] + skip * value_[c];
         }
     }
 
   private:
+    T* take() { return mem_.template take<T>(s_.key_width); }
+
+    // The vectors of a head that has one of `heads` heads of an activation.
+    const T* head(int64_t buffer, int64_t row, int64_t h, int64_t heads, int64_t width) const { return f_.at(buffer) + (row * heads + h * heads / s_.heads) * width; }
+
+    void prepare(int64_t row, int64_t h) {
+        const int64_t K = s_.key_width, V = s_.value_width;
+        const T *q = head(s_.q, row, h, s_.q_heads, K), *k = head(s_.k, row, h, s_.k_heads, K);
+        const T write = T(s_.key_scale) * (s_.write < 0 ? T(1) : f_.at(s_.write)[row * s_.heads + h]);
+        fade(row, h);
+        for (int64_t i = 0; i < K; ++i) query_[i] = T(s_.query_scale) * q[i], key_[i] = write * k[i];
+        if (s_.delta)
+            for (int64_t i = 0; i < K; ++i) read_[i] = kept_[i] * k[i], erased_[i] = key_[i];
+        else if (s_.a >= 0)
+            copy_row(read_, head(s_.a, row, h, s_.heads, K), K), copy_row(erased_, head(s_.b, row, h, s_.heads, K), K);
+        copy_row(value_, head(s_.v, row, h, s_.v_heads, V), V);
+        if (s_.mean) value_[V] = 1;
+    }
+
     // What each key channel keeps.
-    void factors(int64_t head, int64_t h) {
-        const int64_t K = s_.key_width;
-        const T* g = s_.g < 0 ? nullptr : f_.at(s_.g) + head * K;
-        for (int64_t i = 0; i < K; ++i) {
-            const double log_decay = g ? double(g[i]) * s_.decay_scale : s_.decay ? double(((const T*)s_.decay)[h]) : 0.0;
-            kept_[i] = T(::exp(log_decay));
+    void fade(int64_t row, int64_t h) {
+        const int64_t K = s_.key_width, n = s_.decays;
+        const T* g = s_.g < 0 ? nullptr : f_.at(s_.g) + (row * s_.heads + h) * n;
+        const T rate = T(s_.decay_scale) * (s_.log_rate ? T(-::exp(double(((const T*)s_.log_rate)[h]))) : T(1));
+        const T whole = s_.decay ? ((const T*)s_.decay)[h] : T(0);
+        for (int64_t i = 0; i < K; ++i) kept_[i] = g ? rate * g[n == 1 ? 0 : i] : whole;
+        T* kept = kept_;
+        each_vector<T>(K, [=](int64_t i, int64_t k) __attribute__((always_inline)) { store_some(kept + i, vexp(load_some((const T*)kept + i, k, T(0))), k); });
+    }
+
+    void step(const T* from, T* to) {
+        const T *query = query_, *key = key_, *kept = kept_, *read = read_, *erased = erased_, *value = value_;
+        const int64_t K = s_.key_width, C = columns_;
+        const bool erases = s_.delta || s_.a >= 0, earlier = s_.earlier;
+        T* y = y_;
+        each_stripe<T>(C, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {
+            constexpr int n = decltype(vectors)::value, W = kWidth<T>;
+            Vec<T> sum[n] = {}, given[n] = {}, v[n];
+            for (int j = 0; j < n; ++j) v[j] = load_some(value + c + j * W, lanes, T(0));
+            for (int64_t i = 0; erases && i < K; ++i)
+                for (int j = 0; j < n; ++j) given[j] = splat(read[i]) * load_some(from + i * C + c + j * W, lanes, T(0)) + given[j];
+            for (int64_t i = 0; i < K; ++i)
+                for (int j = 0; j < n; ++j) {
+                    const Vec<T> old = load_some(from + i * C + c + j * W, lanes, T(0));
+                    Vec<T> now = splat(kept[i]) * old + splat(key[i]) * v[j];
+                    if (erases) now = now - splat(erased[i]) * given[j];
+                    store_some(to + i * C + c + j * W, now, lanes);
+                    sum[j] = splat(query[i]) * (earlier ? old : now) + sum[j];
+                }
+            for (int j = 0; j < n; ++j) store_some(y + c + j * W, sum[j], lanes);
+        });
+    }
+
+    const Frame<T>& f_;
+    const stage::Matrix& s_;
+    const int64_t columns_;
+    Scratch mem_;
+    T *query_, *key_, *kept_, *read_, *erased_, *value_, *y_;
+};
+
+template <class T>
+class Stage<stage::Bonus, T> : public Task<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Bonus& s) : f_(f), s_(s) {}
+    int64_t pieces() const override { return f_.rows; }
+    void run(int64_t r) override {
+        const int64_t K = s_.key_width, V = s_.value_width;
+        for (int64_t h = 0; h < s_.heads; ++h) {
+            const int64_t at = r * s_.heads + h;
+            const T *q = f_.at(s_.q) + at * K, *k = f_.at(s_.k) + at * K, *weight = (const T*)s_.weight + h * K;
+            T sum = 0;
+            for (int64_t i = 0; i < K; ++i) sum += q[i] * weight[i] * k[i];
+            add_scaled(f_.at(s_.y) + at * V, (const T*)f_.at(s_.v) + at * V, sum, V);
         }
     }
+
+  private:
     const Frame<T>& f_;
-    const stage::Decay& s_;
-    Scratch mem_;
-    T* kept_;
+    const stage::Bonus& s_;
 };
 
 LATTE_END

@@ -1,7 +1,7 @@
 // Stages that carry channels from token to token: convolution and RG-LRU.
 #pragma once
 #include "cell.h"
-#include "norm.h"
+#include "product.h"
 #include "stage.h"
 
 LATTE_BEGIN
@@ -13,20 +13,20 @@ class Stage<stage::Conv, T> : public Task<T> {
     Stage(const Frame<T>& f, const stage::Conv& s) : f_(f), s_(s) {}
     int64_t pieces() const override { return f_.g.B; }
     void run(int64_t b) override {
-        const int64_t D = s_.width, n = s_.taps, kept = (n - 1) * D;
+        const int64_t D = s_.width, n = s_.taps, C = s_.channels, kept = (n - 1) * C, act = s_.act;
         for (int64_t t = 0; t < f_.g.T; ++t) {
             const int64_t row = (t * f_.g.B + b) * D;
-            const T *x = f_.at(s_.x) + row, *tap = (const T*)s_.weight, *past = n > 1 ? f_.before(t, s_.tail) + b * kept : nullptr;
-            T* y = f_.at(s_.y) + row;
+            const T *x = f_.at(s_.x) + row, *tap = (const T*)s_.weight, *past = n > 1 ? f_.before(t, s_.tail) + b * kept + s_.first : nullptr;
+            T *y = f_.at(s_.y) + row, *tail = n > 1 ? f_.after(t, s_.tail) + b * kept + s_.first : nullptr;
+            // The tail first: y may stand in the place of x.
+            for (int64_t j = 0; j < n - 1; ++j) copy_row(tail + j * C, j < n - 2 ? past + (j + 1) * C : x, D);
             for (int64_t c = 0; c < D; ++c, tap += n) {
                 T sum = tap[n - 1] * x[c];
-                for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * past[j * D + c];
-                y[c] = sum;
+                for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * past[j * C + c];
+                y[c] = s_.bias ? sum + ((const T*)s_.bias)[c] : sum;
             }
-            if (n == 1) continue;
-            T* tail = f_.after(t, s_.tail) + b * kept;
-            memcpy(tail, past + D, size_t(kept - D) * sizeof(T));
-            memcpy(tail + kept - D, x, size_t(D) * sizeof(T));
+            if (act != kIdentity)
+                each_vector<T>(D, [=](int64_t c, int64_t k) __attribute__((always_inline)) { store_some(y + c, activated<T>(act, load_some((const T*)y + c, k, T(0))), k); });
         }
     }
 

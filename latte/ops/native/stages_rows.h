@@ -68,11 +68,12 @@ class Stage<stage::Norm, T> : public RowTask<T> {
   protected:
     void row(int64_t r) override {
         const int64_t D = s_.width;
-        for (int64_t i = r * s_.groups; i < (r + 1) * s_.groups; ++i) part(this->f_.at(s_.y) + i * D, this->f_.at(s_.x) + i * D);
+        for (int64_t g = 0, i = r * s_.groups; g < s_.groups; ++g, ++i) part(this->f_.at(s_.y) + i * D, this->f_.at(s_.x) + i * D, s_.own ? g * D : 0);
     }
 
   private:
-    void part(T* y, const T* x) const {
+    // `own`: where the weights of this part begin.
+    void part(T* y, const T* x, int64_t own) const {
         const int64_t D = s_.width;
         T mean = 0;
         if (s_.centred) {
@@ -80,8 +81,9 @@ class Stage<stage::Norm, T> : public RowTask<T> {
             for (int64_t c = 0; c < D; ++c) sum += double(x[c]);
             mean = T(sum / double(D));
         }
-        const T inverse = s_.centred ? inverse_deviation(x, mean) : inverse_rms(x, D, s_.eps), plus = T(s_.plus);
-        const T *weight = (const T*)s_.weight, *bias = (const T*)s_.bias;
+        T inverse = s_.centred ? T(0) : inverse_rms(x, D, s_.eps);
+        if (inverse == 0) inverse = inverse_deviation(x, mean);  // or squares overflow
+        const T plus = T(s_.plus), *weight = s_.weight ? (const T*)s_.weight + own : nullptr, *bias = s_.bias ? (const T*)s_.bias + own : nullptr;
         const bool added = s_.added;
         each_vector<T>(D, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
             Vec<T> v = (load_some(x + c, k, T(0)) - splat(mean)) * splat(inverse);
@@ -97,22 +99,6 @@ class Stage<stage::Norm, T> : public RowTask<T> {
         return T(1 / ::sqrt(sum / double(s_.width) + s_.eps));
     }
     const stage::Norm& s_;
-};
-
-template <class T>
-class Stage<stage::Gate, T> : public RowTask<T> {
-  public:
-    Stage(const Frame<T>& f, const stage::Gate& s) : RowTask<T>(f), s_(s) {}
-
-  protected:
-    void row(int64_t r) override {
-        T* x = this->f_.at(s_.x) + r * s_.width;
-        const T* gate = this->f_.at(s_.gate) + r * s_.width;
-        for (int64_t c = 0; c < s_.width; ++c) x[c] *= gate[c];
-    }
-
-  private:
-    const stage::Gate& s_;
 };
 
 template <class T>

@@ -5,11 +5,12 @@
 // At one token a layer is twenty small operations, and calling them takes as long as reading the weights. Here threads wake once
 // and go through the stages together; what passes between stages stays in the cache.
 #include "stages_attention.h"
+#include "stages_channels.h"
 #include "stages_kept.h"
 #include "stages_latents.h"
 #include "stages_matrix.h"
 #include "stages_recurrent.h"
-#include "stages_rows.h"
+#include "stages_scans.h"
 
 LATTE_BEGIN
 

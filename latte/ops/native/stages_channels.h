@@ -1,0 +1,136 @@
+// Stages that work on each channel, or on each head, of a row by itself.
+#pragma once
+#include "rows.h"
+#include "stages_rows.h"
+
+LATTE_BEGIN
+
+template <class T>
+class Stage<stage::Map, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Map& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const T *x = s_.x < 0 ? nullptr : this->f_.at(s_.x) + r * s_.width, *bias = (const T*)s_.bias;
+        T* y = this->f_.at(s_.y) + r * s_.width;
+        const int64_t act = s_.act;
+        each_vector<T>(s_.width, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+            Vec<T> v = x ? load_some(x + c, k, T(0)) : Vec<T>{};
+            if (bias) v = v + load_some(bias + c, k, T(0));
+            store_some(y + c, activated<T>(act, v), k);
+        });
+    }
+
+  private:
+    const stage::Map& s_;
+};
+
+template <class T>
+class Stage<stage::Gate, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Gate& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const T *x = this->f_.at(s_.x) + r * s_.width, *gate = s_.gate < 0 ? nullptr : this->f_.at(s_.gate) + r * s_.width, *weight = (const T*)s_.weight;
+        T* y = this->f_.at(s_.y) + r * s_.width;
+        const bool added = s_.added;
+        each_vector<T>(s_.width, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+            Vec<T> v = load_some(x + c, k, T(0));
+            if (gate) v = v * load_some(gate + c, k, T(0));
+            if (weight) v = v * load_some(weight + c, k, T(0));
+            store_some(y + c, added ? v + load_some(y + c, k, T(0)) : v, k);
+        });
+    }
+
+  private:
+    const stage::Gate& s_;
+};
+
+template <class T>
+class Stage<stage::Lerp, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Lerp& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const int64_t at = r * s_.width;
+        const T *x = this->f_.at(s_.x) + at, *to = this->f_.at(s_.to) + at, *share = s_.share < 0 ? nullptr : this->f_.at(s_.share) + at, *weight = (const T*)s_.weight;
+        T* y = this->f_.at(s_.y) + at;
+        each_vector<T>(s_.width, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+            Vec<T> part = weight ? load_some(weight + c, k, T(0)) : Vec<T>{};
+            if (share) part = part + load_some(share + c, k, T(0));
+            const Vec<T> from = load_some(x + c, k, T(0));
+            store_some(y + c, from + part * (load_some(to + c, k, T(0)) - from), k);
+        });
+    }
+
+  private:
+    const stage::Lerp& s_;
+};
+
+template <class T>
+class Stage<stage::Blocks, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Blocks& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const int64_t N = s_.inputs, M = s_.outputs;
+        for (int64_t i = 0; i < s_.blocks; ++i) {
+            const T *x = this->f_.at(s_.x) + (r * s_.blocks + i) * N, *w = (const T*)s_.weight + i * N * M;
+            T* y = this->f_.at(s_.y) + (r * s_.blocks + i) * M;
+            if (s_.across) {
+                memset(y, 0, size_t(M) * sizeof(T));
+                add_rows(y, w, M, x, N, M);
+            } else
+                for (int64_t j = 0; j < M; ++j) y[j] = dot(w + j * N, x, N);
+        }
+    }
+
+  private:
+    const stage::Blocks& s_;
+};
+
+template <class T>
+class Stage<stage::Features, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Features& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const int64_t K = s_.width, features = s_.kind == 0 ? K : s_.kind == 1 ? 2 * K : 1 + K + K * (K + 1) / 2;
+        for (int64_t h = 0; h < s_.heads; ++h) {
+            const T* x = this->f_.at(s_.x) + (r * s_.heads + h) * K;
+            T* y = this->f_.at(s_.y) + (r * s_.heads + h) * features;
+            if (s_.kind == 0)
+                for (int64_t i = 0; i < K; ++i) y[i] = (x[i] > 0 ? x[i] + 1 : T(::exp(double(x[i])))) + T(s_.floor);
+            else if (s_.kind == 1)
+                softmax(y, x, T(1)), softmax(y + K, x, T(-1));
+            else
+                second_order(y, x);
+        }
+    }
+
+  private:
+    void softmax(T* y, const T* x, T sign) const {
+        T top = T(-INFINITY);
+        for (int64_t i = 0; i < s_.width; ++i) y[i] = sign * x[i], top = y[i] > top ? y[i] : top;
+        const T total = exponentials(y, s_.width, top);
+        for (int64_t i = 0; i < s_.width; ++i) y[i] = y[i] / total + T(s_.floor);
+    }
+    void second_order(T* y, const T* x) const {
+        const int64_t K = s_.width;
+        const T scale = T(1 / ::sqrt(::sqrt(double(K)))), half = T(::sqrt(0.5));
+        y[0] = 1;
+        for (int64_t i = 0; i < K; ++i) y[1 + i] = scale * x[i];
+        T* pair = y + 1 + K;
+        // A pair i < j stands for two.
+        for (int64_t i = 0; i < K; ++i)
+            for (int64_t j = i; j < K; ++j) *pair++ = y[1 + i] * y[1 + j] * (i == j ? half : T(1));
+    }
+    const stage::Features& s_;
+};
+
+LATTE_END
