@@ -9,8 +9,11 @@ GUARD = "latte/decode/guard.py"
 MEMORY = "latte/decode/memory.py"
 KEPT_H = "latte/ops/native/stages_kept.h"
 ATTENTION_H = "latte/ops/native/stages_attention.h"
-LATENTS_H = "latte/ops/native/stages_latents.h"
 RECURRENT_H = "latte/ops/native/stages_recurrent.h"
+LOG_SUM_H = "latte/ops/native/log_sum.h"
+SCANS_H = "latte/ops/native/stages_scans.h"
+MATRIX_H = "latte/ops/native/stages_matrix.h"
+CHANNELS_H = "latte/ops/native/stages_channels.h"
 
 MUTANTS = [
     Mutant(
@@ -85,16 +88,86 @@ MUTANTS = [
     ),
     Mutant(
         "a token's share of a latent is of the sum before it",
-        LATENTS_H,
+        LOG_SUM_H,
         "x[i] = T(double(k[i]) - sum[i]);",
         "x[i] = T(double(k[i]) - before[i]);",
         STEP,
     ),
     Mutant(
         "a fading state forgets in steps of another head",
-        "latte/ops/native/stages_matrix.h",
-        "double(((const T*)s_.decay)[h])",
-        "double(((const T*)s_.decay)[0])",
+        MATRIX_H,
+        "((const T*)s_.decay)[h]",
+        "((const T*)s_.decay)[0]",
+        STEP,
+    ),
+    Mutant(
+        "the delta rule erases what stood there before the decay",
+        MATRIX_H,
+        "read_[i] = kept_[i] * k[i]",
+        "read_[i] = k[i]",
+        STEP,
+    ),
+    Mutant(
+        "RWKV-6 reads the state after the token",
+        MATRIX_H,
+        "(earlier ? old : now)",
+        "now",
+        STEP,
+    ),
+    Mutant(
+        "heads that share keys take those of the first group",
+        MATRIX_H,
+        "(row * heads + h * heads / s_.heads) * width",
+        "row * heads * width",
+        STEP,
+    ),
+    Mutant(
+        "the bonus of a head is that of the first",
+        MATRIX_H,
+        "*weight = (const T*)s_.weight + h * K;",
+        "*weight = (const T*)s_.weight;",
+        STEP,
+    ),
+    Mutant(
+        "squares of channels count as much as pairs",
+        CHANNELS_H,
+        "(i == j ? half : T(1))",
+        "T(1)",
+        STEP,
+    ),
+    Mutant(
+        "a blend leaves out what the token says",
+        CHANNELS_H,
+        "if (share) part = part + load_some(share + c, k, T(0));",
+        "",
+        STEP,
+    ),
+    Mutant(
+        "a state space is turned the wrong way",
+        SCANS_H,
+        "im = size * ::sin(speed * step)",
+        "im = -size * ::sin(speed * step)",
+        STEP,
+    ),
+    Mutant(
+        "channels convolved apart share the first ones' past",
+        RECURRENT_H,
+        "f_.before(t, s_.tail) + b * kept + s_.first",
+        "f_.before(t, s_.tail) + b * kept",
+        STEP,
+    ),
+    Mutant(
+        "RWKV-7 takes its own values for those of the first layer",
+        "latte/decode/stages/rwkv.py",
+        'to=FIRST_VALUES, share="share"',
+        'to="v", share="share"',
+        STEP,
+    ),
+    Mutant(
+        "latents forget at a constant pace",
+        "latte/decode/stages/latte.py",
+        "    if mixer.decay_proj is None:\n",
+        "    if mixer.decay_proj is not None or mixer.decay_proj is None:\n",
         STEP,
     ),
     Mutant(
@@ -114,8 +187,8 @@ MUTANTS = [
     Mutant(
         "a convolution keeps its oldest input",
         RECURRENT_H,
-        "memcpy(tail, past + D, size_t(kept - D) * sizeof(T));",
-        "memcpy(tail, past, size_t(kept - D) * sizeof(T));",
+        "j < n - 2 ? past + (j + 1) * C : x",
+        "j < n - 2 ? past + j * C : x",
         STEP,
     ),
     Mutant(

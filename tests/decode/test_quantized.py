@@ -15,6 +15,7 @@ from latte.loading import load_any
 from latte.models import LatteCache, LatteForCausalLM
 from latte.ops import native
 from latte.ops.blocks import FORMATS, pack, unpack
+from tests.decode.test_engine import SERVED
 from tests.extend.families import FAMILIES, small_model
 from tests.extend.test_convert import WAYS, opened
 from tests.models.support import both_ways, decode, tiny_model, token_ids
@@ -77,6 +78,18 @@ def test_the_engine_reads_blocks_as_modules_do(variant, weights, monkeypatch, ca
         cache = model(token_ids(3, 9)).past_key_values
     got, wanted, *_ = both_ways(model, token_ids(3, 200, seed=4), cache, monkeypatch)
     assert len(calls) == 200
+    torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", SERVED)
+def test_every_mixer_reads_blocks(variant, monkeypatch, calls):
+    model = quantized(variant, "int8", max_position_embeddings=60)
+    assert model.decode_refusal() is None
+    with torch.no_grad():
+        cache = model(token_ids(2, 9)).past_key_values
+    got, wanted, *_ = both_ways(model, token_ids(2, 20, seed=4), cache, monkeypatch)
+    assert len(calls) == 20
     torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
 
 

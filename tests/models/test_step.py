@@ -316,7 +316,7 @@ def test_everything_else_goes_through_the_blocks(monkeypatch, calls):
         assert not calls
         model(ids, past_key_values=cache.fork())
         assert len(calls) == 1
-        other = tiny_model("r-swa++")
+        other = tiny_model("chela")
         other(ids, past_key_values=other(ids).past_key_values)
         assert len(calls) == 1
 
