@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from latte.decode.stages import STAGES
 from latte.mixers import Mixer, mixer_class, names
 from latte.models.presets import example_layer, variants
 
@@ -25,14 +26,15 @@ HEADER = """# Mechanisms
 Made from the registry by `python -m latte.report.gallery > docs/mechanisms.md`; a test keeps it so. One layer at the
 `small` preset (width 384, 8 heads): the state of one row in KiB, for a state that grows with every token per token;
 millions of flops of one token of a forward pass behind 4,096 others, in projections and in what the mechanism itself
-counts beside them; whether its weights are probabilities; and tokens per second in training at 4,096 tokens, forward
-and backward, as `latte bench --suite mechanisms --lengths 4096 --out docs/results/mechanisms` measured them, and how
-many times as many that is as the layer of transformers with the same widths in its torch code (those that loop over
-tokens in Python are timed with a quarter of the tokens, which is in their favour). Sections of layers that are less
-than 5 times as fast as theirs, or slower than a third of `gla`, say what takes the time.
+counts beside them; whether its weights are probabilities; whether the decode engine writes its tokens in one native
+call ("native"; tokens of the others are read by torch's modules, layer by layer); and tokens per second in training at
+4,096 tokens, forward and backward, as `latte bench --suite mechanisms --lengths 4096 --out docs/results/mechanisms`
+measured them, and how many times as many that is as the layer of transformers with the same widths in its torch code
+(those that loop over tokens in Python are timed with a quarter of the tokens, which is in their favour). Sections of
+layers that are less than 5 times as fast as theirs, or slower than a third of `gla`, say what takes the time.
 
-| mechanism | directions | state (KiB) | growth | Mflop a token | normalised | tokens/s | over transformers |
-|---|---|---|---|---|---|---|---|
+| mechanism | directions | state (KiB) | growth | Mflop a token | normalised | decoding | tokens/s | over transformers |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -48,6 +50,7 @@ def page(results: Path | None = None) -> str:
             *_state(layer),
             f"{layer.flops_per_token(CONTEXT) / 1e6:.2f}",
             "yes" if getattr(cls, "normalised", False) else "",
+            "native" if name in STAGES else "",
             f"{1 / seconds[name]:,.0f}" if name in seconds else "-",
             f"{seconds[_peer(name)] / seconds[name]:.1f}" if {name, _peer(name)} <= seconds.keys() else "-",
         ]

@@ -98,7 +98,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 18; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 19; }
 // The stages of a program and their fields, a line for each: Python packs them by name.
 extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }
