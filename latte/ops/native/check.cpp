@@ -243,6 +243,7 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
         program.add(kFeatures, stage::Features{q, wide, kind, H, K, 1e-3});
         program.add(kMatrix, matrix(0, kind == 0 ? K : kind == 1 ? 2 * K : features, wide, wide));
     }
+    program.add(kMap, stage::Map{q, any(W), mixed, W, kSigmoid});  // time steps are above 0
     program.add(kSelective, stage::Selective{q, mixed, k, v, gates, any(W * H), any(W), W, H, 1.0, state.part<T>(W * H)});
     program.add(kStateSpace, stage::StateSpace{q, extra ? v : mixed, any(W * H), any(W * H), extra ? any(W) : nullptr, extra ? any(W * H * 2) : nullptr, extra ? any(W) : nullptr, W, H,
                                                1e-4, 40.0, 10.0, state.part<T>(W * H * 2)});
