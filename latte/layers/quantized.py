@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latte.ops.blocks import FORMATS, pack, unpack
+from latte.ops.blocks import FORMATS, block_linear, pack, unpack
 
 #: What a user names, and the blocks it stands for. The head and the embedding, one matrix in most models, are kept at
 #: 8 bits: they decide every token.
@@ -39,12 +39,17 @@ class Quantized(nn.Module):
         # Bytes stay bytes whatever the model is cast to; they move with it.
         return super()._apply(lambda x: fn(x) if x.is_floating_point() else x.to(fn(x.new_empty(0).float()).device))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise ValueError(f"weights in blocks of {self.kind} can't be set, expected new blocks or a model in floats")
+        super().__setattr__(name, value)
+
     def extra_repr(self) -> str:
         return self.kind
 
 
 class QuantizedLinear(Quantized):
-    """x times the transpose of a matrix in blocks; the matrix becomes floats for the time of a call."""
+    """x times the transpose of a matrix in blocks."""
 
     bias: nn.Parameter | None
 
@@ -61,7 +66,7 @@ class QuantizedLinear(Quantized):
         return unpack(self.blocks, self.kind, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return block_linear(x, self.blocks, self.kind, self.bias)
 
 
 class QuantizedEmbedding(Quantized):

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from latte.ops.native.blocks import unpack_blocks
+from latte.ops.native.blocks import block_product, unpack_blocks
+from latte.ops.native.library import direct
 from latte.ops.registry import kernels_serve
 
 
@@ -97,6 +99,19 @@ def unpack(blocks: Tensor, kind: str, columns: int) -> Tensor:
     return _UNPACK[kind](blocks.reshape(-1, known.bytes)).view(blocks.shape[0], columns)
 
 
+def block_linear(x: Tensor, blocks: Tensor, kind: str, bias: Tensor | None = None) -> Tensor:
+    """x (..., columns) times the transpose of a matrix in blocks, plus a bias.
+
+    On the CPU without gradients blocks become floats in the cache, a few rows at a time; otherwise all of them at once.
+    """
+    plain = not torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32 and blocks.is_contiguous()
+    if plain and x.device.type == "cpu" and direct(x, bias) and kernels_serve(x):
+        floats = None if bias is None else bias.float()
+        return block_product(x.reshape(-1, x.shape[-1]), blocks, kind, floats).view(*x.shape[:-1], blocks.shape[0])
+    weight = unpack(blocks, kind, x.shape[-1]).to(x.dtype)
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+
 def _halves(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.float16).float()
 
@@ -143,4 +158,4 @@ _UNPACK = {
     "Q4_K": _unpack_4_k,
     "Q6_K": _unpack_6_k,
 }
-__all__ = ["FORMATS", "BlockFormat", "pack", "unpack"]
+__all__ = ["FORMATS", "BlockFormat", "block_linear", "pack", "unpack"]

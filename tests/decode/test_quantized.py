@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from latte.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from latte.loading import load_any
 from latte.models import LatteCache, LatteForCausalLM
 from latte.ops import native
-from latte.ops.blocks import FORMATS, pack, unpack
+from latte.ops.blocks import FORMATS, block_linear, pack, unpack
 from tests.decode.test_engine import SERVED
 from tests.extend.families import FAMILIES, small_model
 from tests.extend.test_convert import WAYS, opened
@@ -37,6 +38,25 @@ def test_blocks_are_those_of_gguf(kind, each_backend):
     got = unpack(torch.from_numpy(raw), kind, 3 * known.numbers)
     # A product and a sum, or one fused operation.
     np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", FORMATS)
+def test_products_of_few_and_many_rows(kind, each_backend):
+    """What the blocks' floats give, whatever the number of rows; a row gives the same bits among others."""
+    known = FORMATS[kind]
+    raw = np.random.default_rng(0).integers(0, 256, (45, 2 * known.bytes), dtype=np.uint8)
+    parts = raw.reshape(-1, known.bytes)
+    for place in HALVES[kind]:
+        parts[:, place : place + 2] = np.float16(0.01).reshape(1).view(np.uint8)
+    blocks, bias, x = torch.from_numpy(raw), torch.randn(45), torch.randn(2, 20, 2 * known.numbers)
+    floats = unpack(blocks, kind, 2 * known.numbers)
+    for some in (x, x[:1, :1], x[:1, :5]):
+        wanted = torch.nn.functional.linear(some.double(), floats.double(), bias.double())
+        got = block_linear(some, blocks, kind, bias)
+        torch.testing.assert_close(got, wanted.float(), atol=1e-5 * float(wanted.abs().max()), rtol=0)
+    if each_backend == "native":
+        assert torch.equal(block_linear(x[:1, :7], blocks, kind), block_linear(x, blocks, kind)[:1, :7])
 
 
 def test_packing_is_as_exact_as_that_of_gguf():
@@ -166,6 +186,8 @@ def test_mistakes(tmp_path):
         )
     with pytest.raises(ValueError, match="expected \\(4, 34\\) of bytes"):
         QuantizedLinear(32, 4, "Q8_0", torch.zeros(4, 33, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="weights in blocks of Q8_0 can't be set, expected new blocks"):
+        model.lm_head.weight = torch.nn.Parameter(torch.zeros(64, 32))
     with pytest.raises(RuntimeError, match="blocks"):
         model.load_state_dict(tiny_model("latte-r-swa++").state_dict())
 
@@ -197,3 +219,9 @@ def test_a_folder_is_quantised_as_it_is_loaded(tmp_path):
     assert torch.equal(again.lm_head.blocks, model.lm_head.blocks)
     with pytest.raises(UserError, match="quantised already"):
         load_any(str(tmp_path / "packed"), weights="int4")
+    # As code reads it that knows nothing of blocks.
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    del config["quantized"]
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"lacks \d+ of the weights of LatteForCausalLM, .* it is cut off"):
+        load_any(str(tmp_path / "packed"))

@@ -235,6 +235,13 @@ struct UnpackBlocks {
     void* y;
 };
 
+// y (M, N) = x (M, K) times a matrix (N, K) in blocks, transposed, plus `bias` (N) unless it is null.
+struct BlockProduct {
+    int64_t threads, format, M, K, N;
+    const void *x, *w, *bias;
+    void* y;
+};
+
 // x (B, K) times up to kMatrices matrices (rows, K), transposed, and what `bias` holds added. `act` is applied to the first;
 // `gated`: the first y is that times the second. `added`: the products are added to what stands in y.
 struct Products {

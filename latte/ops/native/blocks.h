@@ -81,6 +81,20 @@ LATTE_INLINE void to_floats(Sixteen& y, const Bytes& x) { y = __builtin_convertv
 LATTE_INLINE void to_floats(Sixteen& y, const SignedBytes& x) { y = __builtin_convertvector(__builtin_convertvector(x, Integers), Sixteen); }
 #endif
 
+// Sixteen weights d n + m of 4 bits each, in the low half of a byte (shift 0) or the high one (4). d n is exact in single precision,
+// so one rounding remains however it is computed.
+template <int shift>
+LATTE_INLINE void four_bits(Sixteen& y, const Bytes& q, float d, float m) {
+#if defined(__AVX512F__)
+    // The bits choose among the sixteen weights there can be, by the low four bits of each lane.
+    const Sixteen all = (Sixteen)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) * d + m;
+    y = (Sixteen)_mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32((__m128i)q), shift), (__m512)all);
+#else
+    to_floats(y, shift ? q >> 4 : q & 15);
+    y = y * d + m;
+#endif
+}
+
 template <int format>
 struct Block;
 
@@ -100,8 +114,7 @@ struct Block<kQ4_0> {
     static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
         const float d = half(from);
         const Bytes q = bytes_at(from + 2);
-        to_floats(to[0], (SignedBytes)(q & 15) - 8), to_floats(to[1], (SignedBytes)(q >> 4) - 8);
-        to[0] = to[0] * d, to[1] = to[1] * d;
+        four_bits<0>(to[0], q, d, -8 * d), four_bits<4>(to[1], q, d, -8 * d);
     }
 };
 template <>
@@ -110,8 +123,7 @@ struct Block<kQ4_1> {
     static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
         const float d = half(from), m = half(from + 2);
         const Bytes q = bytes_at(from + 4);
-        to_floats(to[0], q & 15), to_floats(to[1], q >> 4);
-        to[0] = to[0] * d + m, to[1] = to[1] * d + m;
+        four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);
     }
 };
 // Eight parts of 32 with scales and minimums of 6 bits.
@@ -127,9 +139,7 @@ struct Block<kQ4_K> {
             const float one = d * float(scale), m = -(low * float(least));
             for (int i = 0; i < 2; ++i) {
                 const Bytes packed = bytes_at(q + part / 2 * 32 + 16 * i);
-                Sixteen& y = to[part * 2 + i];
-                to_floats(y, part % 2 ? packed >> 4 : packed & 15);
-                y = y * one + m;
+                part % 2 ? four_bits<4>(to[part * 2 + i], packed, one, m) : four_bits<0>(to[part * 2 + i], packed, one, m);
             }
         }
     }

@@ -41,6 +41,7 @@ DECLARE(norm_forward, NormForward)
 DECLARE(norm_backward, NormBackward)
 DECLARE(products, Products)
 DECLARE(unpack_blocks, UnpackBlocks)
+DECLARE(block_product, BlockProduct)
 DECLARE(token, Call)
 
 namespace {
@@ -470,6 +471,10 @@ void run(std::vector<int64_t> lengths, std::vector<int64_t> widths) {
                                     for (int64_t at : {format == 5 ? last : int64_t(0), last}) w[i * bytes + at] = 0, w[i * bytes + at + 1] = 0x0c;
                                 latte::UnpackBlocks u{threads, format, 9, K, w, p.output(9 * K)};
                                 unpack_blocks(&u);
+                                for (int64_t rows : {batch, int64_t(31)}) {
+                                    latte::BlockProduct b{threads, format, rows, K, 9, any(rows * K), w, extra ? any(9) : nullptr, p.output(rows * 9)};
+                                    block_product(&b);
+                                }
                                 latte::Products m{d, threads, batch, K, 2, latte::kSilu, extra, 0, any(batch * K), K, {}};
                                 m.part[0] = {w, nullptr, 9, format, p.output(batch * 9)}, m.part[1] = {w, nullptr, 9, format, p.output(batch * 9)};
                                 products(&m);

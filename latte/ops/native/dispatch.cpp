@@ -32,6 +32,7 @@
     X(norm_backward, NormBackward) \
     X(products, Products) \
     X(unpack_blocks, UnpackBlocks) \
+    X(block_product, BlockProduct) \
     X(token, Call)
 
 #define LATTE_DECLARE(name, type) void name(const type*);
@@ -98,7 +99,7 @@ const Table& table() {
 LATTE_KERNELS(LATTE_EXPORT)
 
 // Raised with every change of the argument blocks, so that a stale library is not called with the wrong fields.
-extern "C" __attribute__((visibility("default"))) int latte_abi() { return 19; }
+extern "C" __attribute__((visibility("default"))) int latte_abi() { return 20; }
 // The stages of a program and their fields, a line for each: Python packs them by name.
 extern "C" __attribute__((visibility("default"))) const char* latte_stages() { return latte::kStagesText; }
 extern "C" __attribute__((visibility("default"))) const char* latte_isa() { return latte::table().name; }

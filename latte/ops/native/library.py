@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 19
+ABI = 20
 LIBRARY = Path(__file__).with_name("_kernels.so")
 FLOATS = (torch.float32, torch.float64)
 

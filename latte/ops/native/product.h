@@ -40,14 +40,14 @@ LATTE_INLINE void dots(const T* w, int64_t ld, const T* x, int64_t K, T* out, in
 
 // The same with weights in blocks. Turning them to floats takes longer than reading them: several rows go side by side, or each
 // sum would wait for itself.
-constexpr int64_t kAhead = 4;  // as many rows ahead, times those side by side
+constexpr int64_t kRowsAhead = 4;  // as many rows ahead, times those side by side
 template <class B, int n>
 LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t K, Vec<float>* sum) {
     constexpr int W = kWidth<float>, vectors = int(B::numbers) / W;
     Vec<float> s[n] = {};
     // Rows side by side are short streams, which the machine does not see coming: what comes after them is fetched while they are
     // worked on, in one stream.
-    const uint8_t* ahead = w + kAhead * n * ld;
+    const uint8_t* ahead = w + kRowsAhead * n * ld;
     for (int64_t c = 0; c < K; c += B::numbers, w += B::bytes) {
         for (int64_t line = 0; line < n * B::bytes; line += 64) __builtin_prefetch(ahead + line);
         ahead += n * B::bytes;
@@ -61,8 +61,9 @@ LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64
     }
     for (int r = 0; r < n; ++r) sum[r] = s[r];
 }
+// A function of its own: inside a larger one the compiler runs out of registers.
 template <class B>
-LATTE_INLINE void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows) {
+__attribute__((noinline)) void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows) {
     Vec<float> sum[kAtOnce] = {};
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) block_sums<B, 4>(w + r * ld, ld, x, K, sum + r);
