@@ -46,7 +46,7 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
                 layer.self_attn, index, self.family, inner, config.options or {}, index in (config.full_layers or ())
             )
             if base is not None:
-                self._fill(layer.self_attn.mixer)
+                self.reset_new(layer.self_attn.mixer)
         self._set_rotary()  # here, since a compiled call can't read numbers
         TokenLinear.take_over(self.base)
         if base is None:
@@ -75,7 +75,8 @@ class LatteExtendedForCausalLM(CausalLM, GenerationMixin):
         }
 
     @torch.no_grad()
-    def _fill(self, mixer: ExtendedMixer) -> None:
+    def reset_new(self, mixer: ExtendedMixer) -> None:
+        """Start what extending added to a layer."""
         for module in mixer.modules():
             if isinstance(module, Mixer | Feed):
                 module.reset_parameters()

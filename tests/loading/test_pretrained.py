@@ -11,9 +11,10 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from latte.data.tokenizer import END_OF_TEXT, train_bpe
 from latte.errors import UserError
+from latte.extend import convert
 from latte.files import digest_file
 from latte.layers.quantized import Quantized
-from latte.loading import load_any, load_original, pretrained
+from latte.loading import extended_model, load_any, load_original, pretrained, quantize_new, read_gguf, use_blocks
 from latte.ops import native
 
 TEXT = "one two  12 ways:\n\n1. naïve café 日本語 🙂\n\n22 and\t333\n"
@@ -276,6 +277,71 @@ def test_gguf_with_other_blocks_or_in_part(tmp_path, model, tokenizer):
     cut(path, 0.9)
     with pytest.raises(UserError, match="is not a whole GGUF file"):
         load_any(str(path))
+
+
+def test_gguf_with_an_unknown_format_or_blocks_that_are_cut(gguf_file, tmp_path):
+    """The header is right, what it says is not: one sentence each."""
+    good = gguf_file.read_bytes()
+    at = good.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4
+    number = at + 16  # behind two dimensions
+    assert good[number : number + 4] == (8).to_bytes(4, "little")
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(good[:number] + (999).to_bytes(4, "little") + good[number + 4 :])
+    said = "has a tensor blk.0.ffn_up.weight in format 999, which is not known"
+    assert said in refusal(bad)
+    with pytest.raises(UserError, match=said):
+        load_any(str(bad))
+    bad.write_bytes(good[:at] + (33).to_bytes(8, "little") + good[at + 8 :])
+    with pytest.raises(UserError, match="33 columns, expected whole blocks of 32 for Q8_0"):
+        load_any(str(bad))
+    bad.write_bytes(b"GGML" + good[4:])
+    with pytest.raises(UserError, match="begins with b'GGML'"):
+        load_any(str(bad))
+
+
+def test_gguf_tokenizer_is_the_one_that_transformers_makes(gguf_file):
+    """Built from the file's lists, it cuts, joins and marks as the converted one."""
+    slow, fast = load_original(str(gguf_file)).tokenizer, load_any(str(gguf_file))[1]
+    for text in (TEXT, "a\n\n12 34", f"one{END_OF_TEXT}two", "  \t ünï 漢字"):
+        ids = slow(text)["input_ids"]
+        assert fast(text)["input_ids"] == ids
+        assert fast.decode(ids) == slow.decode(ids)
+        assert fast.decode(ids, skip_special_tokens=True) == slow.decode(ids, skip_special_tokens=True)
+    assert (fast.special_tokens_map, fast.chat_template) == (slow.special_tokens_map, slow.chat_template)
+
+
+@torch.no_grad()
+def test_blocks_under_an_extended_model(tmp_path, model, tokenizer):
+    """The file's blocks are the pretrained weights: made at once, or put in when floats were extended; and saved."""
+    path, options = tmp_path / "packed.gguf", {"window": 8, "sinks": 1, "num_latents": 4, "feed": "conv"}
+    write_gguf(path, model, tokenizer, kinds_of=PACKED)
+    made, converted = extended_model(read_gguf(path), options), convert(load_original(str(path)).model, options).eval()
+    ids = torch.tensor([tokenizer("a text of some words")["input_ids"]])
+    floats = converted(ids).logits  # latents are closed, so they need not be the same
+    torch.testing.assert_close(made(ids).logits, floats, atol=1e-5, rtol=1e-5)
+    use_blocks(converted, read_gguf(path))
+    assert [name for name, _ in quantized_parts(converted)] == [name for name, _ in quantized_parts(made)]
+    torch.testing.assert_close(converted(ids).logits, floats, atol=1e-5, rtol=1e-5)
+    quantize_new(converted)
+    torch.testing.assert_close(converted(ids).logits, floats, atol=1e-5, rtol=1e-5)
+    converted.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again, _ = load_any(str(tmp_path / "saved"))
+    assert torch.equal(again(ids).logits, converted(ids).logits)
+    if native.available():
+        assert again.decode_refusal() is None
+
+
+@torch.no_grad()
+def test_weights_that_were_changed_are_not_replaced_by_blocks(tmp_path, model, tokenizer):
+    path = tmp_path / "packed.gguf"
+    write_gguf(path, model, tokenizer, kinds_of=PACKED)
+    extended = convert(load_original(str(path)).model, {"window": 8, "num_latents": 4})
+    extended.base.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    use_blocks(extended, read_gguf(path))
+    kinds = [type(layer.mlp.up_proj).__name__ for layer in extended.base.model.layers]
+    assert kinds[0] == "TokenLinear"
+    assert set(kinds[1:]) == {"QuantizedLinear"}
 
 
 def test_gguf_tokenizer_cuts_digits_off_first(gguf_file, tokenizer):
