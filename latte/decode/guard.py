@@ -13,6 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from latte.layers.hooks import unhooked
 from latte.layers.quantized import Quantized
 
+#: Attributes of a module that are called instead of its class's forward.
+REPLACED = ("forward", "_compiled_call_impl")
+
 
 class Guard:
     """All that kernel arguments were read from; :meth:`holds` says whether it is still so.
@@ -39,6 +42,7 @@ class Guard:
         self.modules, self.weights, self.dropouts, self.table = modules, weights, dropouts, table
         self._classes = list(map(type, modules))
         self._attributes: list[dict[str, Any]] = [module.__dict__ for module in modules]
+        self._attribute_counts: list[int] = []  # when none of them was replaced
         self._child_dicts = [parent._modules for parent in parents]
         self._children = list(chain.from_iterable(map(dict.values, self._child_dicts)))
         self._parameter_dicts = [module._parameters for module in modules]
@@ -53,10 +57,12 @@ class Guard:
         """Nothing was wrapped, replaced, moved, hooked or set to drop since the arguments were read."""
         if list(map(type, self.modules)) != self._classes:
             return False
-        if any(map(dict.__contains__, self._attributes, repeat("forward"))):
-            return False
-        if any(map(dict.__contains__, self._attributes, repeat("_compiled_call_impl"))):
-            return False
+        counts = list(map(len, self._attributes))
+        if counts != self._attribute_counts:
+            # Looking names up in hundreds of dictionaries takes longer than asking for their sizes.
+            if any(any(map(dict.__contains__, self._attributes, repeat(name))) for name in REPLACED):
+                return False
+            self._attribute_counts = counts
         # Torch numbers all hooks: where there is no new one anywhere, there is none here.
         hooks = RemovableHandle.next_id
         if hooks != self._hooks_seen:
