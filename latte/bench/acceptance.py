@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from latte.bench import allocator, decode, models, ops, yardsticks
+from latte.bench import allocator, decode, models, ops, race, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.sizes import OURS, TRANSFORMER
 
@@ -157,8 +157,46 @@ def rows(figures: Sequence[Figure]) -> list[Row]:
         ),
         _fresh_processes(look),
         *(_reset_costs_nothing(look, variant) for variant in (OURS, TRANSFORMER)),
+        *_race(look),
     ]
     return table
+
+
+def _race(look: Figures) -> list[Row]:
+    """Our engine and llama.cpp on the same file: the extended model, and a Transformer of the same bits."""
+    contexts = [f.length for f in look.of("race", "write", race.EXTENDED)]
+    writing = [(r, t) for t in contexts if (r := look.ratio("race", "write", race.EXTENDED, race.PEER, t)) is not None]
+    exported = look.ratio("race", "write", race.PEER_EXPORTED, race.EXPORTED, race.NEAR)
+    bits = [f for f in look.all if f.kind == "bits" and f.share_of_bandwidth is not None]
+    return [
+        _bound(
+            "8",
+            "writing, llama.cpp's best time over the extended model's, at its smallest",
+            writing,
+            lambda values: min(values),
+            lambda value: value > 1.0,
+            "above 1x at every context",
+            "{:.2f}x at context {}",
+        ),
+        _speed(look, "8", "writing behind 7900 tokens", "race", "write", race.EXTENDED, race.PEER, 7900, 6.0),
+        _speed(look, "8", "reading 4096 tokens", "race", "read", race.EXTENDED, race.PEER, 4096, 3.0),
+        Row(
+            "8",
+            f"{race.EXPORTED}'s time over llama.cpp's on the same weights, context {race.NEAR}",
+            "not measured" if exported is None else f"{exported:.2f}x",
+            "at most 1.3x",
+            None if exported is None else exported <= 1.3,
+        ),
+        _bound(
+            "8",
+            "weights of 32, 8 and 4 bits, share of plain reading, at its smallest",
+            [(f.share_of_bandwidth or 0.0, f.length) for f in bits],
+            lambda values: min(values),
+            lambda value: value >= 0.6,
+            "at least 60%",
+            "{:.1%} at {} bits",
+        ),
+    ]
 
 
 def _reset_costs_nothing(look: Figures, variant: str) -> Row:

@@ -35,6 +35,13 @@ def draw(figures: Sequence[Figure], folder: Path) -> list[Path]:
             title="decoding at batch 1", xlabel="tokens read before", ylabel="ms a token", xscale="log", yscale="log"
         )
         paths.append(_save(_finish(canvas, [axis]), folder / "decode.png"))
+    raced = [f for f in measured if f.suite == "race" and f.kind == "write"]
+    if raced:
+        canvas = _canvas(figsize=(7, 4.5), layout="constrained")
+        axis = canvas.subplots()
+        _lines(axis, raced, 1e3)
+        axis.set(title="writing, beside llama.cpp", xlabel="tokens read before", ylabel="ms a token", yscale="log")
+        paths.append(_save(_finish(canvas, [axis]), folder / "race.png"))
     held = [f for f in measured if f.kind == "memory"]
     if held:
         canvas = _canvas(figsize=(7, 4.5), layout="constrained")

@@ -93,6 +93,8 @@ def _cell(figure: Figure) -> str:
         return memory.describe(figure)
     if figure.kind == "share":
         return f"{100 * figure.extra['share']:.1f}%"
+    if figure.kind == "read":
+        return f"{figure.extra['tokens_per_second']:,.0f} tokens/s"
     text = _time(figure.best)
     if figure.median is not None and figure.repeats > 1:
         text += f" (median {_time(figure.median)})"

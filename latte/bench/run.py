@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from latte.bench import allocator, decode, layers, mechanisms, memory, models, ops, registry
+from latte.bench import allocator, bits, decode, layers, mechanisms, memory, models, ops, race, registry
 from latte.bench.figures import Figure, Plan
 from latte.bench.machine import Peaks, describe, measure_peaks
 from latte.bench.results import write
@@ -21,6 +21,7 @@ SUITES: dict[str, tuple[tuple[int, ...], float]] = {
     "layers": ((512, 1024, 4096, 16384, 65536, 131072), 15.0),
     "models": ((512, 1024, 2048, 4096, 16384, 65536), 400.0),
     "decode": ((1024, 4096, 16384, 65536, 131072), 30.0),
+    "race": ((128, 1024, 4096, 7900), 60.0),
     "memory": ((1024, 2048, 4096, 8192), 60.0),
     "allocator": ((16384,), 60.0),
     "registry": ((1024, 4096), 10.0),
@@ -33,6 +34,7 @@ QUICK_LENGTHS = {
     "layers": (512, 1024),
     "models": (64, 128),
     "decode": (64, 256),
+    "race": (16, 64),
     "memory": (64, 128),
     "allocator": (512,),
     "registry": (64,),
@@ -48,10 +50,12 @@ def run(
     out: str | Path | None = "docs/results/bench",
     say: Callable[[str], None] = print,
     size: Size | None = None,
+    model: str = "",
 ) -> list[Figure]:
     """Measure ``suite`` (or ``"all"``) at ``lengths`` and write the results to the folder ``out``, unless it is None.
 
-    ``quick`` takes short lengths, few repeats and small models: to see that everything runs, not to quote.
+    ``quick`` takes short lengths, few repeats and small models: to see that everything runs, not to quote. ``model`` is
+    the GGUF file of the race, by default SmolLM2's.
 
     Raises:
         ValueError: an unknown suite, or lengths that are not positive.
@@ -75,16 +79,17 @@ def run(
             threads=torch.get_num_threads(),
             say=say,
         )
-        figures += _suite(name, plan, peaks, size)
+        figures += _suite(name, plan, peaks, size, model)
     if out is not None:
         command = f"latte bench --suite {suite}" + (" --quick" if quick else "")
         command += f" --lengths {' '.join(map(str, lengths))}" if lengths else ""
+        command += f" --model {Path(model).name}" if model else ""
         for path in write(Path(out), machine, peaks, figures, command):
             say(f"wrote {path}")
     return figures
 
 
-def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
+def _suite(name: str, plan: Plan, peaks: Peaks, size: Size, model: str) -> list[Figure]:
     if name == "ops":
         return ops.run(replace(plan, repeats=3 * plan.repeats), peaks)  # short calls are disturbed most
     if name == "layers":
@@ -94,7 +99,10 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
         return models.run(plan, peaks, size)
     if name == "decode":
         # A token is short and the figure is a difference of two: more turns.
-        return decode.run(replace(plan, repeats=2 * plan.repeats, budget=2 * plan.budget), peaks, size)
+        more = replace(plan, repeats=2 * plan.repeats, budget=2 * plan.budget)
+        return [*decode.run(more, peaks, size), *bits.run(more, peaks)]
+    if name == "race":
+        return race.run(replace(plan, repeats=2 * plan.repeats, budget=4 * plan.budget), size, model, size is TINY)
     if name == "memory":
         return memory.run(plan, size)
     if name == "registry":
@@ -107,6 +115,8 @@ def _suite(name: str, plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
 def _chosen(suite: str) -> list[str]:
     if suite == "all":
         return [name for name in SUITES if name not in ALONE]
+    if suite == "decode":
+        return ["decode", "race"]
     if suite not in SUITES:
         known = [*SUITES, "all"]
         close = difflib.get_close_matches(suite, known, n=1)

@@ -31,5 +31,5 @@ def run(recipe: BenchRecipe) -> Outcome:
 
         measure_serving(recipe.suite, recipe.model, recipe.draft, recipe.quick, Path(recipe.out), say)
         return Outcome({"out": recipe.out})
-    measure(recipe.suite, recipe.lengths or None, quick=recipe.quick, out=recipe.out, say=say)
+    measure(recipe.suite, recipe.lengths or None, quick=recipe.quick, out=recipe.out, say=say, model=recipe.model)
     return Outcome({"out": recipe.out})

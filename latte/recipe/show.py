@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from latte.errors import UserError
 from latte.recipe.bounds import check_numbers
 
 #: Suites of ``latte bench``: those with lengths, and those that measure the serving of requests.
-TIMED_SUITES = ("ops", "layers", "models", "decode", "memory", "allocator", "registry", "mechanisms")
+TIMED_SUITES = ("ops", "layers", "models", "decode", "race", "memory", "allocator", "registry", "mechanisms")
 SERVING_SUITES = ("batching", "speculation")
+#: Those that llama.cpp takes part in.
+RACES = ("decode", "race")
 
 
 @dataclass
@@ -63,10 +66,12 @@ class BenchRecipe:
     """What to time."""
 
     suite: str = "all"
-    """ops, layers, models, decode, memory, allocator, registry or all of these; or by themselves mechanisms (training
-    speed of each), batching (many requests in one batch) and speculation (guesses of a draft)."""
+    """ops, layers, models, decode (which ends with race: llama.cpp beside ours on one GGUF file), memory, allocator,
+    registry or all of these; or by themselves mechanisms (training speed of each), batching (many requests in one
+    batch) and speculation (guesses of a draft)."""
     model: str = ""
-    """batching and speculation: a model's folder or name; a pretrained one is extended first."""
+    """batching and speculation: a model's folder or name; a pretrained one is extended first. decode and race: a GGUF
+    file of Llama's architecture, by default SmolLM2-135M's."""
     draft: str = ""
     """speculation: a smaller model with the same tokens."""
     lengths: list[int] = field(default_factory=list)
@@ -87,7 +92,10 @@ class BenchRecipe:
             raise UserError("suite speculation needs a --model whose text a draft can guess")
         if self.lengths and self.suite in SERVING_SUITES:
             raise UserError(f"lengths were given, but suite {self.suite} has requests of its own lengths")
-        if self.model and self.suite not in SERVING_SUITES:
+        raced = self.suite in RACES
+        if raced and self.model and not Path(self.model).is_file():
+            raise UserError(f"there is no file {self.model}: the race needs a .gguf file")
+        if self.model and not raced and self.suite not in SERVING_SUITES:
             raise UserError(f"a model was given, but suite {self.suite} measures models of its own")
         if self.draft and self.suite != "speculation":
             raise UserError(f"a draft was given, but suite {self.suite} has none, expected --suite speculation")
