@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -27,9 +28,14 @@ def run(plan: Plan, peaks: Peaks) -> list[Figure]:
     for bits, kind in BITS.items():
         row = 4 * COLUMNS if kind is None else FORMATS[kind].row_bytes(COLUMNS)
         rows = megabytes * 2**20 // row
-        contender = Contender(name(bits), _product(rows, kind), ours=True, bytes=lambda _, size=rows * row: float(size))
-        figures += sweep("decode", "bits", [contender], plan, peaks, [bits], yardsticks.reads(rows * row, 1))
+        plain = yardsticks.reads(rows * row, 1)
+        contender = Contender(name(bits), _product(rows, kind), ours=True, bytes=partial(_size, rows * row))
+        figures += sweep("decode", "bits", [contender], plan, peaks, [bits], plain)
     return [figure for figure in figures if figure.ours]
+
+
+def _size(size: int, _: int) -> float:
+    return float(size)
 
 
 def name(bits: int) -> str:

@@ -33,9 +33,9 @@ def write_gguf(model: LatteForCausalLM, path: Path) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([f"<{number}>" for number in range(config.vocab_size)])
+    writer.add_token_list(["a", "b", "ab", *(f"<{number}>" for number in range(3, config.vocab_size))])
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
-    writer.add_token_merges(["< 0"])  # llama.cpp wants some
+    writer.add_token_merges(["a b"])  # llama.cpp wants one at least
     writer.add_eos_token_id(0)
     names = {f"{name}.weight": target for name, target in ENDS.items()}
     if config.tie_word_embeddings:

@@ -52,7 +52,8 @@ class Ours:
 
     @torch.no_grad()
     def read(self, tokens: Sequence[int]) -> float:
-        ids_BT, cache = torch.tensor([tokens]), None
+        ids_BT = torch.tensor([tokens])
+        cache: Any = None
         start = time.perf_counter()
         for part_BT in ids_BT.split(CHUNK, dim=1):
             cache = self.model(part_BT, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values

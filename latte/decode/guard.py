@@ -45,7 +45,7 @@ class Guard:
         self._attribute_counts: list[int] = []  # when none of them was replaced
         self._child_dicts = [parent._modules for parent in parents]
         self._children = list(chain.from_iterable(map(dict.values, self._child_dicts)))
-        self._parameter_dicts = [module._parameters for module in modules]
+        self._parameter_dicts = [module._parameters for module in modules if module._parameters]
         self._parameters = list(chain.from_iterable(map(dict.values, self._parameter_dicts)))
         # Weights in blocks are buffers.
         self._buffer_dicts = [module._buffers for module in modules if isinstance(module, Quantized)]

@@ -127,5 +127,21 @@ def choose(
                 tokens[row] = token
         else:
             for row, share_W in zip(rows, scores_NW.softmax(dim=-1), strict=True):
-                tokens[row] = int(torch.multinomial(share_W, 1, generator=generators[row]))
+                tokens[row] = draw(share_W, generators[row])
     return tokens
+
+
+def draw(share_W: Tensor, generator: torch.Generator) -> int:
+    """A token by its probability, from one random number: ``torch.multinomial`` draws one for every word.
+
+    A word of probability 0 is never drawn.
+
+    Raises:
+        RuntimeError: probabilities that are NaN, or all 0.
+    """
+    below_W = share_W.double().cumsum(dim=-1)
+    if not below_W[-1] > 0:
+        raise RuntimeError("probabilities of the next token are NaN or 0, expected finite logits")
+    chance = torch.rand(1, dtype=torch.float64, device=share_W.device, generator=generator) * below_W[-1]
+    found = int(torch.searchsorted(below_W, chance, right=True))
+    return found if found < len(share_W) else int(share_W.nonzero()[-1])  # a chance that rounding made 1

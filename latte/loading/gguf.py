@@ -103,7 +103,7 @@ class GgufFile:
         memory = large_pages(last - first)
         with self.path.open("rb") as file:
             file.seek(first)
-            file.readinto(memory.numpy())
+            file.readinto(memory.numpy())  # type: ignore[arg-type]
         loaded = {}
         for name, tensor in known.items():
             raw = memory[tensor.start - first :][: _bytes(tensor)]

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from latte.data.tokenizer import load_tokenizer
+from latte.errors import UserError, reason
 from latte.loading.gguf import GgufFile
 from latte.loading.models import quiet
 
@@ -27,7 +28,12 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     """
     about = file.about
     direct = about.get("tokenizer.ggml.model") == "gpt2" and about.get("tokenizer.ggml.pre") in ALONE_DIGITS
-    made = _byte_level(about) if direct and not adds_bos(about) else _converted(file)
+    try:
+        made = _byte_level(about) if direct and not adds_bos(about) else _converted(file)
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more special
+        raise UserError(f"there is no usable tokenizer in {file.path}: {reason(error)}") from error
     if made.chat_template is None:
         made.chat_template = about.get("tokenizer.chat_template")
     made.name_or_path = str(file.path)

@@ -229,6 +229,6 @@ def _norm_eps(about: dict[str, Any]) -> float:
     return float(str(np.float32(about["llama.attention.layer_norm_rms_epsilon"])))
 
 
-def _special_tokens(about: dict[str, Any]) -> dict[str, int | None]:
+def _special_tokens(about: dict[str, Any]) -> dict[str, Any]:
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
     return {f"{name}_token_id": about.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}

@@ -14,6 +14,8 @@ LOG_SUM_H = "latte/ops/native/log_sum.h"
 SCANS_H = "latte/ops/native/stages_scans.h"
 MATRIX_H = "latte/ops/native/stages_matrix.h"
 CHANNELS_H = "latte/ops/native/stages_channels.h"
+BLOCKS = ("tests/decode/test_quantized.py",)
+GGUF = ("tests/loading/test_pretrained.py", "-k", "gguf or blocks")
 
 MUTANTS = [
     Mutant(
@@ -239,5 +241,40 @@ MUTANTS = [
         "return self.reach if self.kept and self.reach is not None else self.sinks + self.size",
         "return self.sinks + self.size",
         ("tests/extend/test_convert.py", "-k", "every_token_kept"),
+    ),
+    Mutant(
+        "a panel of blocks forgets the bias",
+        "latte/ops/native/blocks.cpp",
+        "bias ? sum + load_some(bias + column + c, k, 0.0f) : sum",
+        "sum",
+        BLOCKS,
+    ),
+    Mutant(
+        "high and low four bits of a weight change places",
+        "latte/ops/native/blocks.h",
+        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
+        "four_bits<4>(to[0], q, d, m), four_bits<0>(to[1], q, d, m);",
+        BLOCKS,
+    ),
+    Mutant(
+        "a method put in the place of forward is not noticed",
+        GUARD,
+        "        if counts != self._attribute_counts:\n",
+        "        if not self._attribute_counts:\n",
+        STEP,
+    ),
+    Mutant(
+        "blocks replace weights that were changed",
+        "latte/loading/packed.py",
+        "return target if torch.equal(floats, module.weight.detach().cpu().float()) else None",
+        "return target",
+        GGUF,
+    ),
+    Mutant(
+        "a format of GGUF that is not known is taken for floats",
+        "latte/loading/gguf.py",
+        "        if kind not in KINDS:\n",
+        "        if kind < 0:\n",
+        GGUF,
     ),
 ]
