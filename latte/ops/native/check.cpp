@@ -229,7 +229,7 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     program.add(kConv, stage::Conv{v, v, any(W * taps), any(W), W, taps, kIdentity, W, 2 * W, tail});
     program.add(kMap, stage::Map{extra ? k : none, any(W), k, W, kTanh});
     program.add(kLerp, stage::Lerp{k, v, extra ? k : none, any(W), k, W}, true);
-    program.add(kBlocks, stage::Blocks{q, mixed, any(H * K * K), H, K, K, extra}, true);
+    program.add(kBlocks, stage::Blocks{q, mixed, any(H * K * K), H, K, K, extra});
     // A gate below 0 and a small key, so that states stay bounded.
     auto matrix = [&](int64_t kind, int64_t keys, int64_t from, int64_t to) {
         const bool own = kind == 2;
