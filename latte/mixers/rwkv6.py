@@ -113,8 +113,8 @@ class RWKV6Mixer(Mixer):
         depth = config.layer_index / max(config.num_layers - 1, 1)  # 0 in the first layer, 1 in the last
         keep, half = ramp(config, self.mu_x), ramp(config, self.mu_x, 0.5)
         init.copy_(self.mu_x, 1 - keep)
-        for mu, kept in zip(self.mu.values(), (keep, keep, keep + 0.3 * depth, half, half), strict=True):
-            init.copy_(mu, 1 - kept)
+        for name, kept in zip(BLENDS, (keep, keep, keep + 0.3 * depth, half, half), strict=True):
+            init.copy_(self.mu[name], 1 - kept)
         init.zeros_(self.mix_down.weight)
         init.uniform_(self.mix_up, -0.01, 0.01)
         init.zeros_(self.decay_proj.down.weight)
@@ -133,7 +133,8 @@ class RWKV6Mixer(Mixer):
         """What the five projections see, in the order of BLENDS."""
         back_BTD = before_BTD - x_BTD
         low = torch.tanh(self.mix_down(x_BTD + back_BTD * self.mu_x)).unflatten(-1, (len(BLENDS), -1))
-        mu = torch.stack([*self.mu.values()]) + torch.einsum("btnr,nrd->btnd", low, self.mix_up).to(x_BTD.dtype)
+        mu = torch.stack([self.mu[name] for name in BLENDS])  # by name: the dictionary has an order of its own
+        mu = mu + torch.einsum("btnr,nrd->btnd", low, self.mix_up).to(x_BTD.dtype)
         return (x_BTD[:, :, None] + back_BTD[:, :, None] * mu).unbind(2)
 
     def log_decay(self, blend_BTD: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class RWKV7Mixer(Mixer):
         wide = compute_dtype(x_BTD)
         before_BTD, last = shift(x_BTD, state.shift, tokens)
         back_BTD = before_BTD - x_BTD
-        x_r, x_w, x_k, x_v, x_a, x_g = (x_BTD + back_BTD * mu for mu in self.mu.values())
+        x_r, x_w, x_k, x_v, x_a, x_g = (x_BTD + back_BTD * self.mu[name] for name in BLENDS)
         r, k, v = (project(x).to(wide) for project, x in ((self.r_proj, x_r), (self.k_proj, x_k), (self.v_proj, x_v)))
         first = carried.setdefault(VALUES, v)
         if self.config.layer_index > 0:

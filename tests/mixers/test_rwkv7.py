@@ -43,6 +43,27 @@ def test_values_of_later_layers_are_blended_with_those_of_the_first():
         assert not torch.allclose(net(inputs_embeds=x).last_hidden_state, before)
 
 
+@pytest.mark.parametrize(("name", "gate"), [("rwkv6", "g_proj"), ("rwkv7", "gate_proj")])
+def test_each_projection_reads_the_blend_of_its_own_name(name, gate):
+    """nn.ParameterDict sorts its names, so taking blends by their order mixes them up."""
+    config = MixerConfig(hidden_size=8, num_heads=2)
+    mixer = perturbed(build(name, config).double())
+    if name == "rwkv6":
+        with torch.no_grad():
+            mixer.mix_up.zero_()  # leaves the constant part of each mu
+    x, seen = normal(generator(0), 1, 5, 8), {}
+    for letter, part in {"r": "r_proj", "k": "k_proj", "v": "v_proj", "g": gate}.items():
+        getattr(mixer, part).register_forward_pre_hook(
+            lambda _, inputs, letter=letter: seen.setdefault(letter, inputs[0])
+        )
+    with torch.no_grad():
+        mixer(x)
+        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+        for letter, blend in seen.items():
+            assert_close(blend, x + (before - x) * mixer.mu[letter], 1e-12)
+    assert set(seen) == set("rkvg")
+
+
 def test_a_long_row_in_pieces_hands_on_the_same_values(monkeypatch):
     net, x = model(), normal(generator(0), 2, 23, 8)
     with torch.no_grad():

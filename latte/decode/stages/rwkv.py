@@ -61,10 +61,9 @@ def rwkv6(b: Builder, at: Mixing, x: str, out: Out) -> None:
     b.stage("Lerp", x=x, to=before, weight=b.weight(mixer, "mu_x", D), y=b.room("blend", D), width=D)
     b.split("blend", D, mixer, "mix_down", **{f"low {name}": Rows(rank, "tanh") for name in six.BLENDS})
     ups = b.weight(mixer, "mix_up", len(six.BLENDS), rank, D).detach()
-    # Modules take the mus in the order of their dictionary, which torch sorts.
-    for name, key, up in zip(six.BLENDS, mus, ups, strict=True):
+    for name, up in zip(six.BLENDS, ups, strict=True):
         b.stage("Blocks", x=f"low {name}", y=b.room("share", D), weight=up, blocks=1, inputs=rank, outputs=D, across=1)
-        mu, y = b.weight(mus, key, D), b.room(f"blend {name}", D)
+        mu, y = b.weight(mus, name, D), b.room(f"blend {name}", D)
         b.stage("Lerp", x=x, to=before, share="share", weight=mu, y=y, width=D)
     for name, y, act in (("r", "q", "identity"), ("k", "k", "identity"), ("v", "v", "identity"), ("g", "gate", "silu")):
         b.product(f"blend {name}", D, (mixer, f"{name}_proj", D, b.room(y, D)), act=act, beside=True)
@@ -82,8 +81,8 @@ def rwkv7(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     D, H, K, mus = mixer.config.hidden_size, mixer.num_heads, mixer.config.width, b.child(mixer, "mu", nn.ParameterDict)
     before, first = shift(b, x, D, "shift.tail_BKD"), not b.has_room(FIRST_VALUES)
-    for name, key in zip(seven.BLENDS, mus, strict=True):
-        mu, y = b.weight(mus, key, D), b.room(f"blend {name}", D)
+    for name in seven.BLENDS:
+        mu, y = b.weight(mus, name, D), b.room(f"blend {name}", D)
         b.stage("Lerp", beside=name != "g", x=x, to=before, weight=mu, y=y, width=D)
     v = FIRST_VALUES if first else "v"
     for name, y in (("r", "q"), ("k", "k"), ("v", v)):
