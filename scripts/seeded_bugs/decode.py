@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "the minimum of a block of weights is left out",
         "latte/ops/native/blocks.h",
-        "to[0] = to[0] * d + m, to[1] = to[1] * d + m;",
-        "to[0] = to[0] * d + m, to[1] = to[1] * d;",
+        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
+        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, 0);",
         STEP,
     ),
     Mutant(
