@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from latte.layers.hooks import watched
 from latte.ops.pointwise import rms_norm
 from latte.ops.product import project
 
@@ -82,6 +83,17 @@ class TokenLinear(nn.Linear):
         for part in module.modules():
             if type(part) is nn.Linear:
                 part.__class__ = cls
+
+
+def projected(linear: nn.Module, x: Tensor) -> Tensor:
+    """linear(x), by the fastest product there is where it is a plain layer that nothing watches.
+
+    For layers that tools replace by their exact class, as torch's dynamic quantisation does: they stay ``nn.Linear``.
+    """
+    if type(linear) is not nn.Linear or torch.compiler.is_compiling() or watched(linear):
+        return linear(x)
+    y = project(x, linear.weight)
+    return y if linear.bias is None else y + linear.bias
 
 
 def split_heads(x_BTD: Tensor, heads: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import TokenLinear
+from latte.layers.linear import projected
 from latte.ops.pointwise import swiglu
 from latte.ops.recompute import recomputed
 
@@ -17,12 +17,12 @@ class PlainMLP(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.up_proj = TokenLinear(config.hidden_size, config.inner_width)
-        self.down_proj = TokenLinear(config.inner_width, config.hidden_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.inner_width)
+        self.down_proj = nn.Linear(config.inner_width, config.hidden_size)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.up_proj(x)))
+        return projected(self.down_proj, F.gelu(projected(self.up_proj, x)))
 
 
 class SwiGLU(nn.Module):
@@ -33,9 +33,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.gate_proj = TokenLinear(config.hidden_size, config.inner_width, bias=False)
-        self.up_proj = TokenLinear(config.hidden_size, config.inner_width, bias=False)
-        self.down_proj = TokenLinear(config.inner_width, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.inner_width, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.inner_width, bias=False)
+        self.down_proj = nn.Linear(config.inner_width, config.hidden_size, bias=False)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ class SwiGLU(nn.Module):
         return torch.cat([self._apply_to(part) for part in x_BTD.split(self.TOKENS_AT_ONCE, dim=1)], dim=1)
 
     def _apply_to(self, x_BTD: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x_BTD), self.up_proj(x_BTD)
+        gate, up = projected(self.gate_proj, x_BTD), projected(self.up_proj, x_BTD)
         # The product of the two is not kept for gradients: computed again, it costs a pass over memory.
-        return recomputed(lambda: self.down_proj(swiglu(gate, up)))
+        return recomputed(lambda: projected(self.down_proj, swiglu(gate, up)))
 
 
 class GeGLU(nn.Module):
@@ -55,13 +55,14 @@ class GeGLU(nn.Module):
 
     def __init__(self, config: MixerConfig) -> None:
         super().__init__()
-        self.gate_proj = TokenLinear(config.hidden_size, config.inner_width)
-        self.up_proj = TokenLinear(config.hidden_size, config.inner_width)
-        self.down_proj = TokenLinear(config.inner_width, config.hidden_size)
+        self.gate_proj = nn.Linear(config.hidden_size, config.inner_width)
+        self.up_proj = nn.Linear(config.hidden_size, config.inner_width)
+        self.down_proj = nn.Linear(config.inner_width, config.hidden_size)
         self.down_proj.residual = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        gate = F.gelu(projected(self.gate_proj, x), approximate="tanh")
+        return projected(self.down_proj, gate * projected(self.up_proj, x))
 
 
 #: MLPs by the name that a configuration uses.

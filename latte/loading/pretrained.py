@@ -21,6 +21,7 @@ from transformers import GgufConfig, PreTrainedTokenizerBase
 from latte.data.corpus import cache_folder
 from latte.data.tokenizer import check_fits, load_tokenizer
 from latte.errors import UserError, reason
+from latte.extras import need
 from latte.files import Damaged, digest_file, digest_json, verify_folder, whole_folder
 from latte.hub import require_findable
 from latte.loading.gguf import GgufFile, read_gguf
@@ -158,6 +159,7 @@ def _load(folder: Path, gguf: Path | None = None, **tokenizer_settings: Any) -> 
 
 
 def _from_gguf(path: Path) -> Original:
+    need("gguf", "a .gguf file")  # transformers unpacks weights with it
     file = _checked_gguf(path)
     # From an empty folder: transformers would prefer a tokenizer.json in the file's own folder.
     with tempfile.TemporaryDirectory() as empty:
