@@ -23,9 +23,13 @@ def read(arguments: Sequence[str]) -> Callable[[], Outcome]:
 
 def run(recipe: Recipe) -> Outcome:
     """Train, and say what came of it."""
+    import torch.distributed
+
     from latte.train import train
 
     result = train(recipe)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads, still running at the process's end, may abort it
     loss = "" if result.valid_loss is None else f", validation loss {result.valid_loss:.4f}"
     print(f"{recipe.out}/model: {result.parameters:,} parameters, {result.tokens:,} tokens{loss}")
     return Outcome({"model": Path(recipe.out) / "model", **asdict(result)})
