@@ -66,25 +66,33 @@ def packed_model(file: GgufFile) -> LatteForCausalLM:
         UserError: a matrix is missing or has another shape.
     """
     about = file.about
-    heads = about["llama.attention.head_count"]
     config = LatteConfig(
         mixer="softmax",
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
-        hidden_size=about["llama.embedding_length"],
-        intermediate_size=about["llama.feed_forward_length"],
-        num_hidden_layers=about["llama.block_count"],
-        num_attention_heads=heads,
-        num_key_value_heads=about.get("llama.attention.head_count_kv", heads),
         rope_theta=_theta(about),
         norm_eps=_norm_eps(about),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        **_special_tokens(about),
+        **_shared_settings(file),
     )
     with torch.device("meta"):
         model = LatteForCausalLM(config)
     _fill(model, file, lambda name: _target(name))
     _require_all(model, file)
     return model.eval()
+
+
+def _shared_settings(file: GgufFile) -> dict[str, Any]:
+    """What our configuration and Llama's name alike."""
+    about = file.about
+    heads = about["llama.attention.head_count"]
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": about["llama.embedding_length"],
+        "intermediate_size": about["llama.feed_forward_length"],
+        "num_hidden_layers": about["llama.block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": about.get("llama.attention.head_count_kv", heads),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **_special_tokens(about),
+    }
 
 
 def extended_model(file: GgufFile, options: dict[str, Any]) -> LatteExtendedForCausalLM:
@@ -95,19 +103,11 @@ def extended_model(file: GgufFile, options: dict[str, Any]) -> LatteExtendedForC
         ValueError: unknown options.
     """
     about = file.about
-    heads = about["llama.attention.head_count"]
     original = LlamaConfig(
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
-        hidden_size=about["llama.embedding_length"],
-        intermediate_size=about["llama.feed_forward_length"],
-        num_hidden_layers=about["llama.block_count"],
-        num_attention_heads=heads,
-        num_key_value_heads=about.get("llama.attention.head_count_kv", heads),
         rope_parameters={"rope_type": "default", "rope_theta": _theta(about)},
         rms_norm_eps=_norm_eps(about),
         max_position_embeddings=about.get("llama.context_length", 2048),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        **_special_tokens(about),
+        **_shared_settings(file),
     )
     with torch.device("meta"):
         model = LatteExtendedForCausalLM(LatteExtendedConfig(original=original.to_dict(), options=options))
