@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from latte.layers.config import MixerConfig
-from latte.layers.linear import Linear, LowRank, split_heads
+from latte.layers.linear import HeadNorm, Linear, LowRank, split_heads
 from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset, View
 from latte.mixers.registry import register
@@ -33,16 +33,8 @@ class RWKV6State(State):
     memory: DecayState
 
 
-class HeadNorm(nn.Module):
-    """Mean 0 and variance 1 for each head by itself, then a scale and a shift per channel.
-
-    What is added to the variance is 64 times the eps of other norms: heads are sums over 64 channels.
-    """
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = 64 * eps
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+class CentredHeadNorm(HeadNorm):
+    """Mean 0 and variance 1 for each head by itself."""
 
     def forward(self, y_BTHV: Tensor) -> Tensor:
         # The norm does not depend on the scale of y, but floats do: y is a product of three projections, whose square
@@ -51,7 +43,22 @@ class HeadNorm(nn.Module):
         y_BTHV = y_BTHV / largest
         centred = y_BTHV - y_BTHV.mean(-1, keepdim=True)
         floor = (self.eps / largest / largest).clamp(min=1e-30)
-        normed = (centred * (centred.square().mean(-1, keepdim=True) + floor).rsqrt()).flatten(2)
+        return centred * (centred.square().mean(-1, keepdim=True) + floor).rsqrt()
+
+
+class ScaledHeadNorm(nn.Module):
+    """Heads with mean 0 and variance 1, then a scale and a shift per channel.
+
+    What is added to the variance is 64 times the eps of other norms: heads are sums over 64 channels.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.heads = CentredHeadNorm(64 * eps)
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, y_BTHV: Tensor) -> Tensor:
+        normed = self.heads(y_BTHV).flatten(2)
         return normed * self.weight.to(normed.dtype) + self.bias.to(normed.dtype)
 
 
@@ -69,10 +76,9 @@ class RWKV6Mixer(Mixer):
         blend_rank: int = 32
         decay_rank: int = 64
 
-    # With a raised floor: the norm of a head that cancels to 0 magnifies what float32 rounds off.
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"blend_rank": 2, "decay_rank": 3, "norm_eps": 0.01},
-        {"head_dim": 8, "norm_eps": 0.01},
+        {"blend_rank": 2, "decay_rank": 3},
+        {"head_dim": 8},
     )
     presets: ClassVar[Mapping[str, Preset] | None] = {
         "rwkv6": lambda size: {
@@ -104,7 +110,7 @@ class RWKV6Mixer(Mixer):
         self.time_decay, self.bonus = nn.Parameter(torch.empty(D)), nn.Parameter(torch.empty(D))
         self.decay_proj = LowRank(D, self.options.decay_rank, D, torch.tanh)
         self.r_proj, self.k_proj, self.v_proj, self.g_proj = (Linear(D, D) for _ in range(4))
-        self.norm = HeadNorm(D, config.norm_eps)
+        self.norm = ScaledHeadNorm(D, config.norm_eps)
         self.o_proj = Linear(D, D, residual=True)
         self.reset_parameters()
 

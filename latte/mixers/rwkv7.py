@@ -20,7 +20,7 @@ from latte.layers.marks import Mark
 from latte.mixers.base import Mixer, Preset
 from latte.mixers.registry import register
 from latte.mixers.rwkv4 import ramp, shift
-from latte.mixers.rwkv6 import HeadNorm
+from latte.mixers.rwkv6 import ScaledHeadNorm
 from latte.ops import ConvState, DeltaState, delta_attention
 from latte.ops.numbers import compute_dtype
 from latte.shapes import require_divides
@@ -56,10 +56,9 @@ class RWKV7Mixer(Mixer):
         value_rank: int = 32
         gate_rank: int = 128
 
-    # With a raised floor: the norm of a head that cancels to 0 magnifies what float32 rounds off.
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = (
-        {"decay_rank": 2, "rate_rank": 3, "value_rank": 2, "gate_rank": 4, "norm_eps": 0.01},
-        {"head_dim": 8, "norm_eps": 0.01},
+        {"decay_rank": 2, "rate_rank": 3, "value_rank": 2, "gate_rank": 4},
+        {"head_dim": 8},
     )
     presets: ClassVar[Mapping[str, Preset] | None] = {
         "rwkv7": lambda size: {
@@ -92,7 +91,7 @@ class RWKV7Mixer(Mixer):
             self.v_0 = nn.Parameter(torch.empty(D))
             self.value_proj = LowRank(D, options.value_rank, D)
         self.r_proj, self.k_proj, self.v_proj = (Linear(D, D) for _ in range(3))
-        self.norm = HeadNorm(D, config.norm_eps)
+        self.norm = ScaledHeadNorm(D, config.norm_eps)
         self.o_proj = Linear(D, D, residual=True)
         self.reset_parameters()
 

@@ -71,8 +71,7 @@ def rwkv6(b: Builder, at: Mixing, x: str, out: Out) -> None:
     low_rank(b, mixer, "decay_proj", "blend w", "decay", D, act="negative_exp", bias=bias)
     matrix(b, "memory.sum_BHKV", H, K, K, g="decay", earlier=True)
     _bonus(b, b.weight(mixer, "bonus", D), "mixed", H, K)
-    norm = b.child(mixer, "norm", six.HeadNorm)
-    _head_norm(b, norm, H, K)
+    _head_norm(b, mixer, H, K)
     gated_output(b, mixer, D, out)
 
 
@@ -100,7 +99,7 @@ def rwkv7(b: Builder, at: Mixing, x: str, out: Out) -> None:
     b.stage("Lerp", x="k", to="rate", weight=b.weight(mixer, "k_a", D), y="k", width=D)
     scale = -math.exp(-0.5)
     matrix(b, "memory.map_BHKV", H, K, K, v=v, g="decay", decay_scale=scale, a="read", b="erased")
-    _head_norm(b, b.child(mixer, "norm", six.HeadNorm), H, K)
+    _head_norm(b, mixer, H, K)
     _bonus(b, b.weight(mixer, "r_k", D), "mixed", H, K, v)
     gated_output(b, mixer, D, out)
 
@@ -109,6 +108,8 @@ def _bonus(b: Builder, weight: Any, y: str, heads: int, width: int, v: str = "v"
     b.stage("Bonus", q="q", k="k", v=v, y=y, weight=weight, heads=heads, key_width=width, value_width=width)
 
 
-def _head_norm(b: Builder, norm: Any, heads: int, width: int) -> None:
+def _head_norm(b: Builder, mixer: Any, heads: int, width: int) -> None:
+    norm = b.child(mixer, "norm", six.ScaledHeadNorm)
+    eps = b.child(norm, "heads", six.CentredHeadNorm).eps
     bias = b.weight(norm, "bias", heads * width)
-    group_norm(b, norm, "mixed", heads, width, norm.eps, bias=bias, centred=True)
+    group_norm(b, norm, "mixed", heads, width, eps, bias=bias, centred=True)
