@@ -197,7 +197,7 @@ def _pass_states(x: Piece, state: LatteState) -> tuple[Before, LatteState]:
     added_BNHMV = share_BNHM1 * (weight_BNCHM.permute(0, 1, 3, 4, 2) @ x.v_BNHCV)
     carry_BNHM = exp_where(x.p_BNCHM, (last_BN == x.segment_in_BN)[..., None, None], before_BNHM - after_BNHM)
     before_BNHMV, after_BHMV = pass_states(carry_BNHM, added_BNHMV, state.mean_BHMV)
-    return Before(before_BNHM, before_BNHMV), LatteState(after_BNHM[:, -1], after_BHMV)
+    return Before(before_BNHM, before_BNHMV), LatteState(after_BNHM[:, -1].clone(), after_BHMV)
 
 
 def _on_one_scale(x: Piece, before: Before) -> tuple[Tensor, Tensor | None]:

@@ -62,16 +62,25 @@ class Reach(NamedTuple):
     softcap: float | None
 
 
+def _begun(state: WindowState | None, k_BTGK: Tensor, v_BTGV: Tensor, reach: Reach) -> WindowState:
+    """The state, or the one before the first token where there are no sinks."""
+    if state is not None:
+        return state
+    heads, width = k_BTGK.shape[2:]
+    return WindowState.empty(k_BTGK, reach.left, 0, heads, width, v_BTGV.shape[3])
+
+
 def window_attention_reference(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGV: Tensor,
     sink_query_BTHK: Tensor,
     reach: Reach,
-    state: WindowState,
+    state: WindowState | None,
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
     """Equation (17) as written, over all pairs of tokens and all that the state holds. Quadratic in T."""
+    state = _begun(state, k_BTGK, v_BTGV, reach)
     dtype = compute_dtype(q_BTHK)
     B, _, H, _ = q_BTHK.shape
     left, n_sinks = reach.left, state.sink_keys_BNGK.shape[1]
@@ -113,12 +122,13 @@ def window_attention_step(
     v_B1GV: Tensor,
     sink_query_B1HK: Tensor,
     reach: Reach,
-    state: WindowState,
+    state: WindowState | None,
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
     """One token: look at the ring in whatever order it stands, then overwrite its oldest slot."""
     if reach.right:
         return window_attention_banded(q_B1HK, k_B1GK, v_B1GV, sink_query_B1HK, reach, state, tokens)
+    state = _begun(state, k_B1GK, v_B1GV, reach)
     dtype = compute_dtype(q_B1HK)
     left, n_sinks = reach.left, state.sink_keys_BNGK.shape[1]
     device = q_B1HK.device
@@ -147,7 +157,7 @@ def window_attention_banded(
     v_BTGV: Tensor,
     sink_query_BTHK: Tensor,
     reach: Reach,
-    state: WindowState,
+    state: WindowState | None,
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
     """Blocks of queries against the band of keys that they see: linear in T."""
@@ -160,10 +170,10 @@ def native_window(
     v_BTGV: Tensor,
     sink_query_BTHK: Tensor,
     reach: Reach,
-    state: WindowState,
+    state: WindowState | None,
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
-    if tokens.from_start and not state.sink_keys_BNGK.shape[1]:
+    if tokens.from_start and (state is None or not state.sink_keys_BNGK.shape[1]):
         # Whole rows from their start, as in training: nothing to look back to, to move or to tell apart.
         y, norm = native.window_attention(q_BTHK, k_BTGK, v_BTGV, None, None, *reach)
         return y, norm, None if reach.right else first_window_state(k_BTGK, v_BTGV, reach.left)
@@ -183,7 +193,8 @@ def first_window_state(k_BTGK: Tensor, v_BTGV: Tensor, left: int) -> WindowState
         k_BRGK, v_BRGV = (pad_tokens(x, left - T) for x in (k_BTGK, v_BTGV))
     else:
         k_BRGK, v_BRGV = (_last(x, left) for x in (k_BTGK, v_BTGV))
-    return WindowState(k_BRGK, v_BRGV, k_BTGK[:, :0], v_BTGV[:, :0])
+    # Not a view of no tokens: it would hold the memory of all.
+    return WindowState(k_BRGK, v_BRGV, *(x.new_empty((x.shape[0], 0, *x.shape[2:])) for x in (k_BTGK, v_BTGV)))
 
 
 def _last(x_BTGK: Tensor, left: int) -> Tensor:
@@ -191,7 +202,7 @@ def _last(x_BTGK: Tensor, left: int) -> Tensor:
     T = x_BTGK.shape[1]
     turn = T - T % max(left, 1)  # this token is in slot 0
     if turn == T:
-        return x_BTGK[:, T - left :].clone()
+        return torch.narrow_copy(x_BTGK, 1, T - left, left)  # half the time of a clone, which wakes threads
     return torch.cat([x_BTGK[:, turn:], x_BTGK[:, T - left : turn]], dim=1)
 
 
@@ -228,10 +239,11 @@ def over_band(
     v_BTGV: Tensor,
     sink_query_BTHK: Tensor,
     reach: Reach,
-    state: WindowState,
+    state: WindowState | None,
     tokens: Tokens,
 ) -> tuple[Tensor, Tensor, WindowState | None]:
     """The window over rows without gaps: history from the ring in front, padding moved to the back."""
+    state = _begun(state, k_BTGK, v_BTGV, reach)
     after = None if reach.right else window_state(k_BTGK, v_BTGV, state, tokens)
     left, place_BT, segment_BT, moved = reach.left, tokens.place_BT, tokens.segment_BT, tokens.compact
     if moved is not None:
@@ -410,7 +422,9 @@ def window_attention(
     if right and (state is not None or sinks):
         raise ValueError(f"{op}: right is {right}; a state and sinks are for causal windows, expected right = 0")
     tokens = require_tokens(op, tokens, q_BTHK, state)
-    empty = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
-    before = require_state(op, state, empty)
+    before = None
+    if state is not None or sinks:  # whole rows need no ring of zeros in front of them
+        empty = WindowState.empty(q_BTHK, left, sinks, sizes["G"], sizes["K"], sizes["V"])
+        before = require_state(op, state, empty)
     reach = Reach(left, right, sizes["K"] ** -0.5 if scale is None else scale, softcap)
     return q_BTHK, k_BTGK, v_BTGV, q_BTHK if sink_query is None else sink_query, reach, before, tokens

@@ -372,13 +372,18 @@ def _large(case: Case) -> list[list[str]]:
 
 
 def check_state_size(case: Case) -> None:
-    """What the state's class says of its growth is so: the same size after 10 and 3000 tokens, or bounded by a log."""
+    """What the state's class says of its growth is so: the same size after 10 and 3000 tokens, or bounded by a log.
+
+    And it holds no other memory, as a view of what was read would.
+    """
     mixer = case.build(torch.float32)
     x = inputs(0, 1, 3000, torch.float32)
     with torch.no_grad():
         sizes = {T: mixer(x[:, :T])[1].nbytes for T in (10, 1500, 3000)}
         _, few = mixer(x[:, :10])
         _, many = mixer(x)
+    for path, tensor in many.tensors():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, f"{path} is a part of something larger"
     shapes = [[tuple(t.shape) for _, t in s.tensors()] for s in (few, many)]
     if mixer.growth == "constant":
         assert sizes[10] == sizes[3000] == mixer.init_state(x).nbytes > 0
