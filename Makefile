@@ -1,6 +1,6 @@
 # make setup     .venv with the project and all it needs
 # make test      lint, types, documentation and tests (what .ci/run calls)
-# make test-all  the same with eight times as many drawn examples of every property, and all fuzzed command lines
+# make test-all  the same with eight times as many drawn examples of every property, all fuzzed command lines and graphs
 # make docs      the documentation and the reference of the Python API as a site, in build/site; warnings are errors
 # make test-transformers    transformers' own tests of models, on ours (docs/huggingface.md; .ci/run calls it)
 # make demo      train a Latte-Macchiato and a Transformer of the same size, compare them, write runs/demo/report.html

@@ -12,6 +12,7 @@ from latte.ops import native
 
 # Hypothesis chooses the same examples each time, keeps nothing on disk, and measures no time.
 EXAMPLES = int(os.environ.get("LATTE_EXAMPLES", "12"))  # make test-all draws more
+EVERY_CASE = EXAMPLES > 12  # and runs what is sampled otherwise
 settings.register_profile("latte", derandomize=True, database=None, deadline=None, max_examples=EXAMPLES)
 # Where only whether a test fails matters (scripts/mutants.py), failures need not be made small.
 settings.register_profile("unshrunk", settings.get_profile("latte"), phases=[Phase.explicit, Phase.generate])
