@@ -78,8 +78,8 @@ def sweep(
     """Time all contenders at every length, in turns; one that would take too long or too much is left out, with why.
 
     Shares of what the machine can do at most are shares of ``peaks``, or where there are ``yardsticks`` (calls that do
-    nothing else, about as long) of the faster one at that length: taken in turns with the rest, they see the machine as
-    fast or slow as it is then.
+    nothing else, about as long) of the fastest at that length that is not ours: taken in turns with the rest, they see
+    the machine as fast or slow as it is then.
     """
     contenders = [*contenders, *yardsticks]
     last: dict[str, tuple[int, float]] = {}
@@ -117,7 +117,7 @@ def _peaks_of(
     products, reads = [], []
     for yardstick in yardsticks:
         timing = timings.get(yardstick.name)
-        if not isinstance(timing, Timing):
+        if yardstick.ours or not isinstance(timing, Timing):
             continue
         if yardstick.flops is not None:
             products.append(yardstick.flops(length) / timing.best)
