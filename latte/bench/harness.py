@@ -1,13 +1,16 @@
 """Timing several calls in one run: warmed up, taken in turns, reported by their minimum and median.
 
 On a shared machine the same call takes two or three times as long from one minute to the next. Taken in turns
-(A B C A B C ...) all calls see the same minutes, and minima of the same run can be divided by each other.
+(A B C, B A C, ...) all calls see the same minutes, and minima of the same run can be divided by each other. The order
+changes from turn to turn: what a call finds in the caches depends on the call before it, and behind another process
+nothing is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +64,10 @@ def interleave(
     failed: dict[str, Skipped] = {}
     with _without_collector():
         for turn in range(repeats + 1):
-            for name, call in calls.items():
+            names = list(calls)
+            random.Random(turn).shuffle(names)
+            for name in names:
+                call = calls[name]
                 if name in failed or (spent[name] > budget and turn > at_least):
                     continue
                 pause()
