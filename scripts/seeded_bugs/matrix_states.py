@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "causal Latte's state forgets the log-normaliser it was given",
         LOG_KEY,
-        "LatteState(after_BNHM[:, -1], after_BHMV)",
-        "LatteState(ends_BNHM[:, -1], after_BHMV)",
+        "LatteState(after_BNHM[:, -1].clone(), after_BHMV)",
+        "LatteState(ends_BNHM[:, -1].clone(), after_BHMV)",
         LATTE,
     ),
     Mutant(
