@@ -202,7 +202,7 @@ def _last(x_BTGK: Tensor, left: int) -> Tensor:
     T = x_BTGK.shape[1]
     turn = T - T % max(left, 1)  # this token is in slot 0
     if turn == T:
-        return torch.narrow_copy(x_BTGK, 1, T - left, left)  # half the time of a clone, which wakes threads
+        return torch.narrow_copy(x_BTGK, 1, T - left, left)  # a clone of this size wakes threads
     return torch.cat([x_BTGK[:, turn:], x_BTGK[:, T - left : turn]], dim=1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import LAPLACE, SOFTMAX, WINDOW, Mutant
+from .mutant import LAPLACE, SOFTMAX, STATE_SIZE, WINDOW, Mutant
 
 WINDOW_PY = "latte/ops/window.py"
 
@@ -20,6 +20,13 @@ MUTANTS = [
         "(offset >= 0) & (offset <= left",
         "(offset > 0) & (offset <= left",
         WINDOW,
+    ),
+    Mutant(
+        "the window's state holds the memory of all keys and values",
+        WINDOW_PY,
+        "*(x.new_empty((x.shape[0], 0, *x.shape[2:])) for x in (k_BTGK, v_BTGV))",
+        "k_BTGK[:, :0], v_BTGV[:, :0]",
+        STATE_SIZE,
     ),
     Mutant(
         "a step's window is one key short",

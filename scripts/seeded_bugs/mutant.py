@@ -22,6 +22,7 @@ WINDOW = ("tests/ops/test_window.py", "tests/ops/test_forms.py", "-k", "window o
 KEPT = ("tests/ops/test_kept.py",)
 KEPT_FORMS = ("tests/ops/test_kept.py", "tests/ops/test_forms.py", "-k", "kept or slot or best or events or cuts")
 REMEMBERED = tuple(f"tests/extend/test_{name}.py" for name in ("lifetimes", "questions", "remember"))
+STATE_SIZE = ("tests/contract", "-k", "state_size and local-attention")
 SOFTMAX = ("tests/ops/test_window.py", "tests/ops/test_forms.py", "-k", "full_attention or softmax_attention")
 SCAN = ("tests/ops/test_scan.py", "tests/ops/test_forms.py", "-k", "scan or conv")
 MIXERS = ("tests/mixers/test_oracles.py",)
