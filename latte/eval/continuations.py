@@ -125,22 +125,25 @@ class ContinuationScorer:
             part = group.requests[0].tokens[start : min(end, group.end)]
             ids_BT[row, : len(part)] = torch.tensor(part)
             self.tokens_read += len(part)
-        # Logits are computed only from the first place that predicts a token of a continuation.
+        # Logits are computed only from the first place that predicts a token of a continuation; what comes before it is
+        # read in pieces.
         first = min(max(request.first, start + 1) for group in batch for request in group.requests)
         kept = max(1, end + 1 - first)
-        rows = torch.tensor([group.row for group in batch])
-        output = self.model(
-            input_ids=ids_BT.to(self.model.device),
-            past_key_values=select(cache, rows.to(self.model.device)),
-            use_cache=True,
-            logits_to_keep=kept,
-        )
+        ids_BT = ids_BT.to(self.model.device)
+        cache = select(cache, torch.tensor([group.row for group in batch], device=self.model.device))
+        lead, last = ids_BT.split([ids_BT.shape[1] - kept, kept], dim=1)
+        for piece in lead.split(max(1, TOKENS // len(batch)), dim=1) if lead.shape[1] else ():
+            cache = self._call(piece, cache, 1).past_key_values
+        output = self._call(last, cache, kept)
         logs_BKW = output.logits[:, -kept:].float().log_softmax(-1)
         best_BK = logs_BKW.argmax(-1)
         for row, group in enumerate(batch):
             for request in group.requests:
                 _add(request, logs_BKW[row], best_BK[row], start, end)
         return output.past_key_values
+
+    def _call(self, ids_BT: Tensor, cache: Any, kept: int) -> Any:
+        return self.model(input_ids=ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=kept)
 
     @torch.no_grad()
     def _forks(self) -> bool:
@@ -152,15 +155,16 @@ class ContinuationScorer:
 def grouped(requests: list[_Request], start: int, least: float) -> list[tuple[list[_Request], int]]:
     """Requests in the order of their tokens as groups that read the same next, each with the end of what is the same.
 
-    A request joins the group before it where that saves at least ``least`` tokens: it need not read what it shares, but
-    the others have to read by themselves what it does not share with them.
+    A request joins the group before it where that saves at least ``least`` tokens: it need not read what it shares. The
+    others are grouped again behind that; what they share further is read once if it is long enough, else by each.
     """
     groups: list[tuple[list[_Request], int]] = []
     for request in requests:
         if groups:
             members, end = groups[-1]
             shared = min(end, request.read, _common(members[-1].tokens, request.tokens))
-            if shared - start - (len(members) - 1) * (end - shared) >= least:
+            alone = end - shared if end - shared < least else 0
+            if shared - start - (len(members) - 1) * alone >= least:
                 groups[-1] = ([*members, request], shared)
                 continue
         groups.append(([request], request.read))

@@ -6,17 +6,14 @@ where the statement that is asked for stands. The other statements of a trial, i
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from latte.eval.generate import Reader
+from latte.eval.continuations import ContinuationScorer
 from latte.recipe.extend import RETRIEVAL_TASKS
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -25,6 +22,7 @@ PLACES = ("castle", "forest", "river", "garden", "harbour", "tower", "market", "
 WORDS = ("apple", "silver", "window", "horse", "candle", "winter", "button", "bread")
 DIGITS = 4
 FREE = 8  # tokens of a context that stay free
+SAME_FILLER = 8  # trials, one behind the other, in the same text
 
 
 class Task(NamedTuple):
@@ -74,7 +72,6 @@ def longest_trial(tokenizer: PreTrainedTokenizerBase, tasks: list[str], trials: 
     return max(sizes, default=0) + FREE
 
 
-@torch.no_grad()
 def retrieve(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
@@ -82,30 +79,40 @@ def retrieve(
     context: int,
     trials: int,
     task: str = ONE_FACT,
-    on_trial: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """By depth: ``recall``, the fraction of trials in which the answer is the most probable choice (of eight), its
     ``standard_error``, and ``log_probability``, the answer's mean log-probability per token.
+
+    What texts of several depths and trials share is read once.
     """
     ground = np.concatenate(filler).tolist()
-    result = {}
-    for depth in DEPTHS:
-        recalled, scores = [], []
-        for number in range(trials):
+    scorer = ContinuationScorer(model)
+    found: dict[str, list[list[float]]] = {str(depth): [] for depth in DEPTHS}
+    for first in range(0, trials, SAME_FILLER):
+        numbers = range(first, min(trials, first + SAME_FILLER))
+        asked = [(str(depth), number) for number in numbers for depth in DEPTHS]
+        pairs = []
+        for depth, number in asked:
             trial = draw_trial(TASKS[task], number)
-            reader = Reader(model, tokenizer)
-            reader.read_ids(_text_of(trial, tokenizer, ground, context, depth, number))
-            found = [_log_probability(reader, _encode(tokenizer, f" {choice}")) for choice in trial.choices]
-            recalled.append(found[0] > max(found[1:]))  # a tie is a guess
-            scores.append(found[0])
-            on_trial()
-        part = statistics.mean(recalled)
-        result[str(depth)] = {
-            "recall": part,
-            "standard_error": math.sqrt(part * (1 - part) / trials),
-            "log_probability": statistics.mean(scores),
-        }
-    return result
+            text = _text_of(trial, tokenizer, ground, context, float(depth), number)
+            pairs += [(text, _encode(tokenizer, f" {choice}")) for choice in trial.choices]
+        each = [
+            score.log_probability / len(answer) for score, (_, answer) in zip(scorer.score(pairs), pairs, strict=True)
+        ]
+        choices = len(pairs) // len(asked)
+        for place, (depth, _) in enumerate(asked):
+            found[depth].append(each[place * choices : (place + 1) * choices])
+    return {depth: _cell(scores) for depth, scores in found.items()}
+
+
+def _cell(trials: list[list[float]]) -> dict[str, float]:
+    """The figures of one depth, of the scores of each trial's choices, the answer's first."""
+    part = statistics.mean(scores[0] > max(scores[1:]) for scores in trials)  # a tie is a guess
+    return {
+        "recall": part,
+        "standard_error": math.sqrt(part * (1 - part) / len(trials)),
+        "log_probability": statistics.mean(scores[0] for scores in trials),
+    }
 
 
 def _text_of(
@@ -115,7 +122,7 @@ def _text_of(
     told = [_encode(tokenizer, text) for text in trial.statements]
     question = _encode(tokenizer, trial.question)
     room = context - sum(map(len, told)) - len(question) - FREE
-    start = number * 997 % max(1, len(ground) - room)
+    start = number // SAME_FILLER * SAME_FILLER * 997 % max(1, len(ground) - room)
     around = ground[start : start + room]
     # The others are spread evenly; places are counted in the text without statements.
     others = [(nth + 0.5) / (len(told) - 1) for nth in range(len(told) - 1)] if len(told) > 1 else []
@@ -129,11 +136,3 @@ def _text_of(
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def _log_probability(reader: Reader, ids: list[int]) -> float:
-    """Mean log-probability per token of a continuation; the reader's state is not changed."""
-    cache = copy.deepcopy(reader.cache)
-    rows = torch.tensor([[reader.waiting, *ids]], device=reader.model.device)
-    logits = reader.model(input_ids=rows[:, :-1], past_key_values=cache, use_cache=True).logits
-    return float(logits.float().log_softmax(-1)[0, torch.arange(len(ids)), rows[0, 1:]].mean())

@@ -114,8 +114,11 @@ def test_requests_join_where_it_saves_tokens():
     assert group([*shared, 1, 2], [*shared, 3, 4], least=21) == [(1, 21), (1, 21)]
     assert group([0, 1], [0, 2]) == [(1, 1), (1, 1)]  # a token is not worth a call
     four = [[*shared, *range(30), last, 9] for last in range(40, 44)]
-    # The fifth shares 20 tokens with them, but then three of the four would read 30 more tokens each.
-    assert group(*four, [*shared, 99, 100]) == [(4, 50), (1, 21)]
+    # The fifth shares 20 tokens with them; behind those the four share 30 more.
+    assert group(*four, [*shared, 99, 100]) == [(5, 20)]
+    # Here they would share 7 more, which three of them read by themselves: more than the fifth saves.
+    few = [[*shared, *range(7), last, 9] for last in range(40, 44)]
+    assert group(*few, [*shared, 99, 100]) == [(4, 27), (1, 21)]
 
 
 def test_empty_and_too_long_parts_are_refused():

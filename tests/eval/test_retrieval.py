@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from latte.data.tokenizer import train_bpe
-from latte.eval import retrieval
+from latte.eval import continuations, retrieval
+from latte.eval.continuations import ContinuationScorer
 from latte.eval.retrieval import DEPTHS, FOUR_FACTS, NUMBER, ONE_FACT, TASKS, draw_trial, longest_trial, retrieve
+from tests.models.support import tiny_model
 
 TEXT = (
     "The secret word of the castle forest river garden harbour tower market bridge is apple silver window 0123456789."
@@ -56,42 +59,52 @@ class Copier:
 
     def __init__(self, reach: int, vocabulary: int) -> None:
         self.reach, self.config = reach, SimpleNamespace(vocab_size=vocabulary)
+        self.tokens_read = 0
 
-    def __call__(self, input_ids: torch.Tensor, past_key_values: Any = None, **_: Any) -> Any:
-        ids = [*(past_key_values or []), *input_ids[0].tolist()]
-        logits = torch.zeros(1, input_ids.shape[1], self.config.vocab_size)
-        for column in range(input_ids.shape[1]):
-            end = len(ids) - input_ids.shape[1] + column + 1
-            seen = ids[max(0, end - self.reach) : end]
-            best = 1
-            for size in range(12, 2, -1):  # the longest earlier match wins
-                match = [at for at in range(size, len(seen)) if seen[at - size : at] == seen[-size:]]
-                if match:
-                    best = seen[match[-1]]
-                    break
-            logits[0, column, best] = 9.0
-        return SimpleNamespace(logits=logits, past_key_values=ids)
+    def __call__(self, input_ids: torch.Tensor, past_key_values: Any = None, logits_to_keep: int = 0, **_: Any) -> Any:
+        texts = [[*past, *ids] for past, ids in zip(past_key_values or [[]] * 99, input_ids.tolist(), strict=False)]
+        self.tokens_read += input_ids.numel()
+        logits = torch.zeros(len(texts), logits_to_keep or 1, self.config.vocab_size)
+        for row, ids in enumerate(texts):
+            for column in range(logits.shape[1]):
+                logits[row, column, self.next(ids[: len(ids) - logits.shape[1] + column + 1])] = 9.0
+        return SimpleNamespace(logits=logits, past_key_values=texts)
+
+    def next(self, ids: list[int]) -> int:
+        seen = ids[-self.reach :]
+        for size in range(12, 2, -1):  # the longest earlier match wins
+            match = [at for at in range(size, len(seen)) if seen[at - size : at] == seen[-size:]]
+            if match:
+                return seen[match[-1]]
+        return 1
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_recall_is_what_a_model_remembers(tokenizer: Any, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reader:
-        def __init__(self, model: Any, tokenizer: Any) -> None:
-            self.model, self.cache, self.waiting = model, None, 0
-
-        def read_ids(self, ids: list[int]) -> None:
-            self.cache, self.waiting = ids[:-1], ids[-1]
-
-    monkeypatch.setattr(retrieval, "Reader", Reader)
-    filler = [np.full(3000, 7)]
-    everything, window = (
-        retrieve(Copier(reach, len(tokenizer)), tokenizer, filler, 900, 6, task) for reach in (900, 250)
+    monkeypatch.setattr(continuations, "forkable", lambda cache: True)
+    monkeypatch.setattr(
+        continuations, "select", lambda cache, rows: None if cache is None else [cache[row] for row in rows]
     )
+    filler = [np.full(3000, 7)]
+    models = [Copier(reach, len(tokenizer)) for reach in (900, 250)]
+    everything, window = (retrieve(model, tokenizer, filler, 900, 6, task) for model in models)
     assert [cell["recall"] for cell in everything.values()] == [1.0] * len(DEPTHS)
     assert window["0.9"]["recall"] == 1.0
     assert window["0.1"]["recall"] < 0.5
     assert window["0.1"]["log_probability"] < everything["0.1"]["log_probability"]
     assert everything["0.1"]["standard_error"] == 0.0
+    if task == ONE_FACT:  # the text before a statement is read once for all depths and trials
+        assert models[0].tokens_read < 0.7 * 900 * 6 * len(DEPTHS)
+
+
+def test_shared_reading_scores_as_reading_each_text_whole(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("latte-r-swa++", vocab_size=len(tokenizer))
+    filler = [np.arange(3000) % 50]
+    shared = retrieve(model, tokenizer, filler, 200, 3)
+    monkeypatch.setattr(retrieval, "ContinuationScorer", partial(ContinuationScorer, share=False))
+    whole = retrieve(model, tokenizer, filler, 200, 3)
+    for depth in whole:
+        assert shared[depth]["log_probability"] == pytest.approx(whole[depth]["log_probability"], abs=1e-5)
 
 
 def test_the_longest_trial_bounds_all_of_them(tokenizer: Any) -> None:
