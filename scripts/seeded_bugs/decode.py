@@ -210,8 +210,8 @@ MUTANTS = [
     Mutant(
         "tokens of a ring are looked for in slots of another size",
         MEMORY,
-        'torch.arange(R, device="cpu")) % R\n',
-        'torch.arange(R, device="cpu")) % (R + 1)\n',
+        "(last_B1 - slot_R) % len(slot_R)",
+        "(last_B1 - slot_R) % (len(slot_R) + 1)",
         STEP,
     ),
     Mutant(

@@ -76,7 +76,16 @@ def lightning(b: Builder, at: Mixing, x: str, out: Out) -> None:
 
 
 #: Numbers of the features in the stage Features.
-FEATURES = {"elu": 0, "hedgehog": 1, "based": 2}
+FEATURES = {"elu": 0, "hedgehog": 1, "based": 2, "relu": 3, "share": 4, "fast": 5, "unit": 6}
+
+
+def _queries_keys_values(b: Builder, mixer: Any, x: str, key_width: int) -> None:
+    """Activations "q", "k" and "v", the last two of fewer heads."""
+    config = mixer.config
+    H, G, V = config.num_heads, config.kv_heads, config.width
+    parts = (("q", H * key_width), ("k", G * key_width), ("v", G * V))
+    projections = ((mixer, f"{name}_proj", width, b.room(name, width)) for name, width in parts)
+    b.product(x, config.hidden_size, *projections)
 
 
 @stages_of("linear")
@@ -84,8 +93,7 @@ def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     config, K, F = mixer.config, mixer.key_width, mixer.feature_width
     H, G, V, D = config.num_heads, config.kv_heads, config.width, config.hidden_size
-    parts = (("q", H * K), ("k", G * K), ("v", G * V))
-    b.product(x, D, *((mixer, f"{name}_proj", width, b.room(name, width)) for name, width in parts))
+    _queries_keys_values(b, mixer, x, K)
     for name, heads in (("q", H), ("k", G)):
         kind, source = mixer.options.features, name
         if kind == "hedgehog":
@@ -93,7 +101,8 @@ def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
             source = b.room("mapped", heads * K)
             b.stage("Blocks", x=name, y=source, weight=b.weight(mixer, f"{name}_map", heads, K, K), **how)
         y = b.room(f"{name} features", heads * F)
-        b.stage("Features", x=source, y=y, kind=FEATURES[kind], heads=heads, width=K, floor=mixer.options.floor)
+        sizes: dict[str, Any] = {"heads": heads, "groups": heads, "width": K}
+        b.stage("Features", x=source, y=y, kind=FEATURES[kind], floor=mixer.options.floor, **sizes)
     matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", k_heads=G, v_heads=G, mean=True)
     b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
 
