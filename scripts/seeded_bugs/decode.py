@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import STEP, Mutant
+from .mutant import STAGES, STEP, Mutant
 
 ENGINE = "latte/decode/engine.py"
 GUARD = "latte/decode/guard.py"
@@ -276,5 +276,33 @@ MUTANTS = [
         "        if kind not in KINDS:\n",
         "        if kind < 0:\n",
         GGUF,
+    ),
+    Mutant(
+        "an average keeps what it should lose",
+        SCANS_H,
+        "vmin<T>(p * sigmoid(weight(s_.damping)), splat(T(1 - 1e-6))) * old",
+        "vmin<T>(p, splat(T(1 - 1e-6))) * old",
+        STAGES,
+    ),
+    Mutant(
+        "a run of tokens sees the end of the one before it",
+        ATTENTION_H,
+        "chunked ? place % (window + 1)",
+        "chunked ? min64(place, window)",
+        STAGES,
+    ),
+    Mutant(
+        "parts of a row that nothing normalises are averaged",
+        ATTENTION_H,
+        "s_.laplace && part == 0;",
+        "s_.laplace != 0;",
+        STAGES,
+    ),
+    Mutant(
+        "the state of a run holds tokens of earlier runs",
+        MEMORY,
+        "            if kept.chunked:\n",
+        "            if kept.chunked and not kept.window:\n",
+        STAGES,
     ),
 ]
