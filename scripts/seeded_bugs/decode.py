@@ -305,4 +305,11 @@ MUTANTS = [
         "            if kept.chunked and not kept.window:\n",
         STAGES,
     ),
+    Mutant(
+        "the near taps leave out the present token",
+        RECURRENT_H,
+        "for (int64_t j = n - m; j < n; ++j)",
+        "for (int64_t j = n - m; j < n - 1; ++j)",
+        STAGES,
+    ),
 ]

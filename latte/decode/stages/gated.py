@@ -1,4 +1,4 @@
-"""Gated attention behind a filter: Mega."""
+"""Gated attention behind a filter: Mega and CHELA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 from latte.decode.program import Builder, Rows
 from latte.decode.stages.attention import ALL, RING, Attention, Sizes
+from latte.decode.stages.parts import matrix, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.layers.linear import HeadNorm
 from latte.mixers.mega import MovingAverage
 from latte.models.engine import Mixing
 from latte.ops import native
@@ -56,4 +58,22 @@ def mega(b: Builder, at: Mixing, x: str, out: Out) -> None:
     attention = Attention(b, at, paths, mixer.rotary, window, chunked=chunk is not None, **how)
     attention.keep()
     attention.attend(b.room("mixed", V))
+    _gated_output(b, mixer, x, out)
+
+
+@stages_of("chela")
+def chela(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    D, Z, V = mixer.config.hidden_size, mixer.keys, mixer.values
+    short, long = mixer.options.short_size, mixer.options.long_size
+    how: dict[str, Any] = {"y": b.room("m", D), "width": D, "channels": D}
+    weight, tail = b.weight(mixer, "short_weight", 1, D, short), b.part("filter.short.tail_BKD")
+    b.stage("Conv", x=x, weight=weight, taps=short, act=SILU, tail=tail, **how)
+    weight, tail = b.weight(mixer, "long_weight", 1, D, long), b.part("filter.long.tail_BKD")
+    near = b.weight(mixer, "near_weight", 1, D, short)
+    b.stage("Conv", x="m", weight=weight, taps=long, near=near, near_taps=short, tail=tail, **how)
+    _project(b, mixer, x)
+    unit_length(b, "q", 1, Z)
+    matrix(b, "attention.sum_BHKV", 1, Z, V)
+    b.stage("Norm", x="mixed", y="mixed", width=V, groups=1, eps=b.child(mixer, "norm", HeadNorm).eps)
     _gated_output(b, mixer, x, out)
