@@ -312,4 +312,18 @@ MUTANTS = [
         "for (int64_t j = n - m; j < n - 1; ++j)",
         STAGES,
     ),
+    Mutant(
+        "shares of latents are not divided by the tokens read",
+        CHANNELS_H,
+        "y[i] /= read;",
+        "y[i] /= T(1);",
+        STAGES,
+    ),
+    Mutant(
+        "Luna's scores are scaled twice",
+        "latte/decode/stages/luna.py",
+        "into, back = (b.constant(torch.full((H * P,), n,",
+        "into, back = (b.constant(torch.full((H * P,), scale * n,",
+        STAGES,
+    ),
 ]
