@@ -326,4 +326,11 @@ MUTANTS = [
         "into, back = (b.constant(torch.full((H * P,), scale * n,",
         STAGES,
     ),
+    Mutant(
+        "weights are not shifted to sum to 1",
+        MATRIX_H,
+        "1 - y_[V] / sums[V], V);",
+        "-y_[V] / sums[V], V);",
+        STAGES,
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Linear attention, and with states that fade: GLA, RetNet, Lightning and higher orders."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine and higher orders."""
 
 from __future__ import annotations
 
@@ -105,6 +105,19 @@ def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
         b.stage("Features", x=source, y=y, kind=FEATURES[kind], floor=mixer.options.floor, **sizes)
     matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", k_heads=G, v_heads=G, mean=True)
     b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("inline")
+def inline(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    H, G, K, D = mixer.config.num_heads, mixer.config.kv_heads, mixer.config.width, mixer.config.hidden_size
+    _queries_keys_values(b, mixer, x, K)
+    if mixer.options.features == "relu":
+        for name, heads in (("q", H), ("k", G)):
+            how: dict[str, Any] = {"heads": heads, "groups": heads, "width": K}
+            b.stage("Features", beside=name == "q", x=name, y=name, kind=FEATURES["relu"], **how)
+    matrix(b, "sum_BHKV", H, K, K, k_heads=G, v_heads=G, shift=True, query_scale=K**-0.5)
+    b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)
 
 
 @stages_of("hla2", "ahla", "hla3")
