@@ -333,4 +333,11 @@ MUTANTS = [
         "-y_[V] / sums[V], V);",
         STAGES,
     ),
+    Mutant(
+        "squares of channels are not brought to unit length",
+        CHANNELS_H,
+        "factor = size > 0 ? 1 / ::sqrt(size) : 0.0;",
+        "factor = size > 0 ? 1.0 : 0.0;",
+        STAGES,
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine and higher orders."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine, QT and higher orders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from latte.decode.program import Builder, Rows
 from latte.decode.stages.parts import gated_output, matrix, project, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.mixers.qt import FLOOR
 from latte.models.engine import Mixing, Unfit
 
 
@@ -118,6 +119,21 @@ def inline(b: Builder, at: Mixing, x: str, out: Out) -> None:
             b.stage("Features", beside=name == "q", x=name, y=name, kind=FEATURES["relu"], **how)
     matrix(b, "sum_BHKV", H, K, K, k_heads=G, v_heads=G, shift=True, query_scale=K**-0.5)
     b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("qt")
+def qt(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    H, G, V, D = mixer.config.num_heads, mixer.config.kv_heads, mixer.config.width, mixer.config.hidden_size
+    kind, F = mixer.options.features, mixer.feature_width
+    _queries_keys_values(b, mixer, x, mixer.key_width)
+    how: dict[str, Any] = {"kind": FEATURES["based" if kind == "exact" else kind], "heads": H, "width": mixer.key_width}
+    how |= {name: b.weight(mixer, name, H) for name in ("scale", "constant") if getattr(mixer, name) is not None}
+    for name, heads in (("q", H), ("k", G)):
+        y = b.room(f"{name} features", H * F)
+        b.stage("Features", beside=name == "q", x=name, y=y, groups=heads, floor=FLOOR, **how)
+    matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", v_heads=G, mean=True)
+    b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
 
 
 @stages_of("hla2", "ahla", "hla3")
