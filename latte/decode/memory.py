@@ -122,7 +122,7 @@ class SessionMemory:
         if kept.window is not None:
             for to, ring in ((keys, given[0]), (values, given[1])):
                 if kept.window:
-                    to.scatter_(2, self._slots(ring.transpose(1, 2), to.shape[2]), ring.transpose(1, 2))
+                    to.scatter_(2, self._slots(kept, ring.transpose(1, 2), to.shape[2]), ring.transpose(1, 2))
             sink_keys.copy_(given[2].transpose(1, 2))
             sink_values.copy_(given[3].transpose(1, 2))
             return
@@ -139,9 +139,12 @@ class SessionMemory:
         if kept.window is not None:
             seen = (x[:, :, : kept.window] for x in (keys, values))
             rings = [
-                x.gather(2, self._slots(part, x.shape[2])) if kept.window else part.clone()
+                x.gather(2, self._slots(kept, part, x.shape[2])) if kept.window else part.clone()
                 for x, part in zip((keys, values), seen, strict=True)
             ]
+            if kept.chunked:
+                read_BR = torch.arange(kept.window, device="cpu") < self._in_run(kept)
+                rings = [torch.where(read_BR[:, None, :, None], ring, 0.0) for ring in rings]
             found = [*rings, sink_keys, sink_values]
             return {path: x.transpose(1, 2).clone() for path, x in zip(kept.paths, found, strict=True)}
         # Rows that have read less begin later.
@@ -156,12 +159,19 @@ class SessionMemory:
                     x[row, :missing] = 0
         return dict(zip(kept.paths, (*both, live_BS), strict=True))
 
-    def _slots(self, ring_BGRK: Tensor, slots: int) -> Tensor:
+    def _in_run(self, kept: Kept) -> Tensor:
+        """Tokens of each row's last run of window + 1 tokens (B, 1): none where it is complete."""
+        return self.count_B[:, None] % ((kept.window or 0) + 1)
+
+    def _slots(self, kept: Kept, ring_BGRK: Tensor, slots: int) -> Tensor:
         """For every number in a state's ring, the slot that it has in a ring of so many slots."""
-        R = ring_BGRK.shape[2]
-        last_B1 = self.count_B[:, None] - 1
-        # The last token before `count` that belongs in each slot of the state's ring.
-        token_BR = last_B1 - (last_B1 - torch.arange(R, device="cpu")) % R
+        slot_R = torch.arange(ring_BGRK.shape[2], device="cpu")
+        if kept.chunked:
+            token_BR = self.count_B[:, None] - self._in_run(kept) + slot_R
+        else:
+            # The last token before `count` that belongs in each slot of the state's ring.
+            last_B1 = self.count_B[:, None] - 1
+            token_BR = last_B1 - (last_B1 - slot_R) % len(slot_R)
         return (token_BR % slots)[:, None, :, None].expand_as(ring_BGRK)
 
     def _room(self, kept: Kept, tokens: int = FIRST_ROOM) -> tuple[Tensor, Tensor, Tensor, Tensor]:

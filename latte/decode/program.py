@@ -42,6 +42,7 @@ class Kept(NamedTuple):
     groups: int
     key_width: int
     value_width: int
+    chunked: bool = False  # a state's ring holds only what its run of window + 1 tokens has read, from slot 0 on
 
 
 class Rows(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import STEP, Mutant
+from .mutant import STAGES, STEP, Mutant
 
 ENGINE = "latte/decode/engine.py"
 GUARD = "latte/decode/guard.py"
@@ -210,8 +210,8 @@ MUTANTS = [
     Mutant(
         "tokens of a ring are looked for in slots of another size",
         MEMORY,
-        'torch.arange(R, device="cpu")) % R\n',
-        'torch.arange(R, device="cpu")) % (R + 1)\n',
+        "(last_B1 - slot_R) % len(slot_R)",
+        "(last_B1 - slot_R) % (len(slot_R) + 1)",
         STEP,
     ),
     Mutant(
@@ -276,5 +276,68 @@ MUTANTS = [
         "        if kind not in KINDS:\n",
         "        if kind < 0:\n",
         GGUF,
+    ),
+    Mutant(
+        "an average keeps what it should lose",
+        SCANS_H,
+        "vmin<T>(p * sigmoid(weight(s_.damping)), splat(T(1 - 1e-6))) * old",
+        "vmin<T>(p, splat(T(1 - 1e-6))) * old",
+        STAGES,
+    ),
+    Mutant(
+        "a run of tokens sees the end of the one before it",
+        ATTENTION_H,
+        "chunked ? place % (window + 1)",
+        "chunked ? min64(place, window)",
+        STAGES,
+    ),
+    Mutant(
+        "parts of a row that nothing normalises are averaged",
+        ATTENTION_H,
+        "s_.laplace && part == 0;",
+        "s_.laplace != 0;",
+        STAGES,
+    ),
+    Mutant(
+        "the state of a run holds tokens of earlier runs",
+        MEMORY,
+        "            if kept.chunked:\n",
+        "            if kept.chunked and not kept.window:\n",
+        STAGES,
+    ),
+    Mutant(
+        "the near taps leave out the present token",
+        RECURRENT_H,
+        "for (int64_t j = n - m; j < n; ++j)",
+        "for (int64_t j = n - m; j < n - 1; ++j)",
+        STAGES,
+    ),
+    Mutant(
+        "shares of latents are not divided by the tokens read",
+        CHANNELS_H,
+        "y[i] /= read;",
+        "y[i] /= T(1);",
+        STAGES,
+    ),
+    Mutant(
+        "Luna's scores are scaled twice",
+        "latte/decode/stages/luna.py",
+        "into, back = (b.constant(torch.full((H * P,), n,",
+        "into, back = (b.constant(torch.full((H * P,), scale * n,",
+        STAGES,
+    ),
+    Mutant(
+        "weights are not shifted to sum to 1",
+        MATRIX_H,
+        "1 - y_[V] / sums[V], V);",
+        "-y_[V] / sums[V], V);",
+        STAGES,
+    ),
+    Mutant(
+        "squares of channels are not brought to unit length",
+        CHANNELS_H,
+        "factor = size > 0 ? 1 / ::sqrt(size) : 0.0;",
+        "factor = size > 0 ? 1.0 : 0.0;",
+        STAGES,
     ),
 ]

@@ -55,5 +55,6 @@ LINEAR = ("tests/mixers/test_lightning.py", "tests/mixers/test_features.py")
 SPARSE = ("tests/mixers/test_sla.py",)
 CONTINUATIONS = ("tests/eval/test_continuations.py",)
 PROCESSES = ("tests/workflows/test_processes.py",)
+STAGES = ("tests/decode/test_stages.py",)
 #: Tests of kernels and of what stands around them; all others are run without them, or a kernel would hide the bug.
-WITH_KERNELS = (STEP, CONV_KERNEL, PRODUCT)
+WITH_KERNELS = (STEP, CONV_KERNEL, PRODUCT, STAGES)

@@ -58,6 +58,21 @@ def test_examples(case, monkeypatch, calls):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("chunk", [None, 400])
+@pytest.mark.parametrize("attention", ["softmax", "laplace"])
+def test_mega_behind_many_tokens(attention, chunk, monkeypatch, calls):
+    """Rows are cut in parts, and a run of tokens ends."""
+    example = {"attention": attention, "chunk": chunk, "ema_size": 2, "key_width": 4}
+    model = model_of(Case("mega", tuple(example.items())))
+    cache = model(token_ids(2, 390)).past_key_values
+    got, wanted, after, expected = both_ways(model, token_ids(2, 20, seed=4), cache, monkeypatch)
+    assert len(calls) == 20
+    torch.testing.assert_close(got, wanted, atol=1e-10 * float(wanted.abs().max()), rtol=0)
+    for (path, tensor), (_, other) in zip(after.state.tensors(), expected.state.tensors(), strict=True):
+        torch.testing.assert_close(tensor, other, atol=1e-10, rtol=1e-10, msg=lambda text, path=path: f"{path}: {text}")
+
+
+@torch.no_grad()
 def test_weights_changed_in_place_count_at_the_next_token(monkeypatch, calls):
     """No stage keeps what was computed from a weight."""
     for name in sorted(STAGES.keys() - {"extended"}):

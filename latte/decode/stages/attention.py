@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from latte.decode.program import Builder, Kept
 from latte.layers.rotary import Rotary
 from latte.models.engine import Mixing
 
-#: The tensors of a window's state.
+#: The tensors of a window's state, and of one that grows.
 RING = ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV")
+ALL = ("keys_BSGK", "values_BSGV", "live_BS")
+
+
+class Sizes(NamedTuple):
+    """Of attention whose heads are not those of the configuration."""
+
+    heads: int
+    groups: int
+    key_width: int  # in memory
+    value_width: int
 
 
 def queries_keys_values(b: Builder, at: Mixing, x: str) -> None:
@@ -25,7 +37,11 @@ def queries_keys_values(b: Builder, at: Mixing, x: str) -> None:
 
 
 class Attention:
-    """One layer's attention as stages, between its projections."""
+    """One layer's attention as stages, between its projections.
+
+    ``chunked``: the window ends where the token's run of window + 1 tokens begins. ``behind``: vectors put behind every
+    query and key, and turned in their place. ``laplace``: Mega's weights instead of those of a softmax.
+    """
 
     def __init__(
         self,
@@ -38,18 +54,22 @@ class Attention:
         scale: float | None = None,
         softcap: float | None = None,
         farthest: int | None = None,
+        sizes: Sizes | None = None,
+        chunked: bool = False,
+        behind: tuple[Tensor | None, Tensor | None] = (None, None),
+        laplace: bool = False,
     ) -> None:
         config = at.mixer.config
-        K = config.width
-        self.b, self.heads = b, config.num_heads
-        memory = b.memory(Kept(paths, window, sinks, config.kv_heads, K, K))
+        self.heads, G, K, V = sizes or Sizes(config.num_heads, config.kv_heads, config.width, config.width)
+        self.b, self._behind = b, behind
+        memory = b.memory(Kept(paths, window, sinks, G, K, V, chunked))
         self._near = None if rotary is None else b.angles(rotary)
         far = None if rotary is None or not sinks else b.angles(rotary, nearest=farthest)
-        self._widths: dict[str, Any] = {"memory": memory, "groups": config.kv_heads, "key_width": K, "value_width": K}
-        self._reach: dict[str, Any] = {"window": -1 if window is None else window}
+        self._widths: dict[str, Any] = {"memory": memory, "groups": G, "key_width": K, "value_width": V}
+        self._reach: dict[str, Any] = {"window": -1 if window is None else window, "chunked": chunked}
         scale = K**-0.5 if scale is None else scale
-        self._how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink_angles": far}
-        b.partial = max(b.partial, self.heads * (K + 2))
+        self._how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink_angles": far, "laplace": laplace}
+        b.partial = max(b.partial, self.heads * (V + 2))
 
     def shared(self) -> dict[str, Any]:
         """Fields that other stages with the same queries and memory have too."""
@@ -58,10 +78,11 @@ class Attention:
 
     def keep(self, beside: bool = False) -> None:
         """The token's key and value go to memory; attention waits for it."""
-        self.b.stage("Keep", beside=beside, k="k", v="v", angles=self._near, **self._widths)
+        self.b.stage("Keep", beside=beside, k="k", v="v", angles=self._near, behind=self._behind[1], **self._widths)
 
     def attend(self, y: str, log_norm: str | None = None) -> None:
         """Means of values go to ``y``, logs of their normalisers to ``log_norm``."""
         to: dict[str, Any] = {"y": y, "log_norm": log_norm, "heads": self.heads, **self._reach}
-        self.b.stage("Attend", q="q", angles=self._near, **to, **self._widths, **self._how)
+        own: dict[str, Any] = {"angles": self._near, "behind": self._behind[0]}
+        self.b.stage("Attend", q="q", **own, **to, **self._widths, **self._how)
         self.b.stage("Merge", value_width=self._widths["value_width"], **to)

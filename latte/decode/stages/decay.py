@@ -1,4 +1,4 @@
-"""Linear attention, and with states that fade: GLA, RetNet, Lightning and higher orders."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine, QT and higher orders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from latte.decode.program import Builder, Rows
 from latte.decode.stages.parts import gated_output, matrix, project, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.mixers.qt import FLOOR
 from latte.models.engine import Mixing, Unfit
 
 
@@ -76,7 +77,16 @@ def lightning(b: Builder, at: Mixing, x: str, out: Out) -> None:
 
 
 #: Numbers of the features in the stage Features.
-FEATURES = {"elu": 0, "hedgehog": 1, "based": 2}
+FEATURES = {"elu": 0, "hedgehog": 1, "based": 2, "relu": 3, "share": 4, "fast": 5, "unit": 6}
+
+
+def _queries_keys_values(b: Builder, mixer: Any, x: str, key_width: int) -> None:
+    """Activations "q", "k" and "v", the last two of fewer heads."""
+    config = mixer.config
+    H, G, V = config.num_heads, config.kv_heads, config.width
+    parts = (("q", H * key_width), ("k", G * key_width), ("v", G * V))
+    projections = ((mixer, f"{name}_proj", width, b.room(name, width)) for name, width in parts)
+    b.product(x, config.hidden_size, *projections)
 
 
 @stages_of("linear")
@@ -84,8 +94,7 @@ def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     config, K, F = mixer.config, mixer.key_width, mixer.feature_width
     H, G, V, D = config.num_heads, config.kv_heads, config.width, config.hidden_size
-    parts = (("q", H * K), ("k", G * K), ("v", G * V))
-    b.product(x, D, *((mixer, f"{name}_proj", width, b.room(name, width)) for name, width in parts))
+    _queries_keys_values(b, mixer, x, K)
     for name, heads in (("q", H), ("k", G)):
         kind, source = mixer.options.features, name
         if kind == "hedgehog":
@@ -93,8 +102,37 @@ def linear(b: Builder, at: Mixing, x: str, out: Out) -> None:
             source = b.room("mapped", heads * K)
             b.stage("Blocks", x=name, y=source, weight=b.weight(mixer, f"{name}_map", heads, K, K), **how)
         y = b.room(f"{name} features", heads * F)
-        b.stage("Features", x=source, y=y, kind=FEATURES[kind], heads=heads, width=K, floor=mixer.options.floor)
+        sizes: dict[str, Any] = {"heads": heads, "groups": heads, "width": K}
+        b.stage("Features", x=source, y=y, kind=FEATURES[kind], floor=mixer.options.floor, **sizes)
     matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", k_heads=G, v_heads=G, mean=True)
+    b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("inline")
+def inline(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    H, G, K, D = mixer.config.num_heads, mixer.config.kv_heads, mixer.config.width, mixer.config.hidden_size
+    _queries_keys_values(b, mixer, x, K)
+    if mixer.options.features == "relu":
+        for name, heads in (("q", H), ("k", G)):
+            how: dict[str, Any] = {"heads": heads, "groups": heads, "width": K}
+            b.stage("Features", beside=name == "q", x=name, y=name, kind=FEATURES["relu"], **how)
+    matrix(b, "sum_BHKV", H, K, K, k_heads=G, v_heads=G, shift=True, query_scale=K**-0.5)
+    b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("qt")
+def qt(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    H, G, V, D = mixer.config.num_heads, mixer.config.kv_heads, mixer.config.width, mixer.config.hidden_size
+    kind, F = mixer.options.features, mixer.feature_width
+    _queries_keys_values(b, mixer, x, mixer.key_width)
+    how: dict[str, Any] = {"kind": FEATURES["based" if kind == "exact" else kind], "heads": H, "width": mixer.key_width}
+    how |= {name: b.weight(mixer, name, H) for name in ("scale", "constant") if getattr(mixer, name) is not None}
+    for name, heads in (("q", H), ("k", G)):
+        y = b.room(f"{name} features", H * F)
+        b.stage("Features", beside=name == "q", x=name, y=y, groups=heads, floor=FLOOR, **how)
+    matrix(b, "sum_BHKV", H, F, V, q="q features", k="k features", v_heads=G, mean=True)
     b.product("mixed", H * V, (mixer, "o_proj", D, out.y), added=out.added)
 
 

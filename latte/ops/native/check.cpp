@@ -227,9 +227,12 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     program.add(kTurn, stage::Turn{q, angles, H, K, K}, true);
     program.add(kConv, stage::Conv{k, k, any(W * taps), nullptr, W, taps, kSilu, 0, 2 * W, tail}, true);
     program.add(kConv, stage::Conv{v, v, any(W * taps), any(W), W, taps, kIdentity, W, 2 * W, tail});
-    program.add(kMap, stage::Map{extra ? k : none, any(W), k, W, kTanh});
+    program.add(kMap, stage::Map{extra ? k : none, any(W), k, W, kTanh, extra ? any(W) : nullptr});
     program.add(kLerp, stage::Lerp{k, v, extra ? k : none, any(W), k, W}, true);
     program.add(kBlocks, stage::Blocks{q, mixed, any(H * K * K), H, K, K, extra});
+    program.add(kBlocks, stage::Blocks{q, wide, any(K * 3), H, K, 3, 0, 1});
+    program.add(kConv, stage::Conv{q, mixed, any(W * taps), nullptr, W, taps, kIdentity, 0, W, state.part<T>((taps - 1) * W), any(W * 2), 2});
+    program.add(kAverage, stage::Average{q, mixed, any(W * 5), any(W * 5), any(W * 5), any(W * 5), any(W), W, 5, state.part<T>(W * 5)});
     // A gate below 0 and a small key, so that states stay bounded.
     auto matrix = [&](int64_t kind, int64_t keys, int64_t from, int64_t to) {
         const bool own = kind == 2;
@@ -240,10 +243,15 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     program.add(kMatrix, matrix(1, K, q, k));
     program.add(kMatrix, matrix(2, K, q, k));
     program.add(kBonus, stage::Bonus{q, k, v, mixed, any(W), H, K, K});
-    for (int64_t kind : {0, 1, 2}) {
-        program.add(kFeatures, stage::Features{q, wide, kind, H, K, 1e-3});
-        program.add(kMatrix, matrix(0, kind == 0 ? K : kind == 1 ? 2 * K : features, wide, wide));
+    const int64_t widths[] = {K, 2 * K, features, K, K, K + 1, K + 1};
+    for (int64_t kind = 0; kind < 7; ++kind) {
+        program.add(kFeatures, stage::Features{q, wide, kind, H, K, 1e-3, H, kind == 5 ? any(H) : nullptr, any(H)});
+        if (kind == 3) continue;  // its sums may be 0
+        program.add(kMatrix, matrix(0, widths[kind], wide, wide));
     }
+    auto shifted = matrix(0, K, q, k);
+    shifted.decay = nullptr, shifted.mean = 0, shifted.shift = 1, shifted.state = state.part<T>(H * (K + 1) * (K + 1));
+    program.add(kMatrix, shifted);
     program.add(kMap, stage::Map{q, any(W), mixed, W, kSigmoid});  // time steps are above 0
     program.add(kSelective, stage::Selective{q, mixed, k, v, gates, any(W * H), any(W), W, H, 1.0, state.part<T>(W * H)});
     program.add(kStateSpace, stage::StateSpace{q, extra ? v : mixed, any(W * H), any(W * H), extra ? any(W) : nullptr, extra ? any(W * H * 2) : nullptr, extra ? any(W) : nullptr, W, H,
@@ -296,6 +304,12 @@ void drive_token(Pool<T>& p, int64_t threads, int64_t H, int64_t width, bool ext
         program.add(kProduct, stage::Product{normed, D, 1, 1, 0, any(I * D), nullptr, I, 0, wide, any(I * D), nullptr, I, 0, wide, nullptr, nullptr, 0, 0, none});
         program.add(kProduct, stage::Product{wide, I, 0, 0, 1, any(D * I), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     }
+    const int64_t memory = int64_t(memories.size());
+    memories.push_back({any(B * G * (R + tokens) * 2 * K), any(B * G * (R + tokens) * K), any(0), any(0), R + tokens, 0});
+    program.add(kKeep, stage::Keep{k, v, near, memory, G, 2 * K, K, any(K)});
+    program.add(kAttend, stage::Attend{q, near, none, seen, none, memory, H, G, 2 * K, K, R, 1.0, 0.0, 1, extra, any(K)});
+    program.add(kMerge, stage::Merge{seen, none, H, K, R, 1});
+    program.add(kProduct, stage::Product{seen, H * K, 0, 0, 1, any(D * H * K), nullptr, D, 0, stream, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});
     add_recurrent_stages(p, program, room, state, stream, normed, near, H, width, extra);
     program.add(kNorm, stage::Norm{stream, normed, any(D), nullptr, D, 1, 0, 0, 0, 1e-6, 0});
     program.add(kProduct, stage::Product{normed, D, 0, 0, 0, any(words * D), nullptr, words, 0, kOutput, nullptr, nullptr, 0, 0, none, nullptr, nullptr, 0, 0, none});

@@ -28,21 +28,25 @@
     X(x) I(width) I(act) I(gated) I(added) W(w0) W(bias0) I(rows0) I(format0) X(y0) \
     W(w1) W(bias1) I(rows1) I(format1) X(y1) W(w2) W(bias2) I(rows2) I(format2) X(y2)
 // A causal convolution of each channel, then `act`: weight (width, taps), the present token's tap last; tail: the last taps - 1
-// inputs, (taps - 1, channels), of which these are the channels from `first` on.
-#define LATTE_FIELDS_Conv(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(taps) I(act) I(first) I(channels) S(tail)
+// inputs, (taps - 1, channels), of which these are the channels from `first` on. near (width, near_taps): added to the last taps.
+#define LATTE_FIELDS_Conv(I, R, W, X, S) X(x) X(y) W(weight) W(bias) I(width) I(taps) I(act) I(first) I(channels) S(tail) W(near) I(near_taps)
 // The RG-LRU with its gates: weight (2, heads, width, width), bias (2, heads, width), decay (heads * width).
 #define LATTE_FIELDS_Rglru(I, R, W, X, S) X(x) X(y) W(weight) W(bias) W(decay) I(heads) I(width) R(power) S(h)
 // Cosines and sines of a token's place for `half` speeds (float64), one behind the other. nearest: places behind it count as it;
 // rounded: places before it have their angles rounded to float32.
 #define LATTE_FIELDS_Angles(I, R, W, X, S) X(y) W(speeds) I(half) I(nearest) I(rounded) R(stretch)
-// Key and value of the token go to a layer's memory, the key turned by `angles` if there are some.
-#define LATTE_FIELDS_Keep(I, R, W, X, S) X(k) X(v) X(angles) I(memory) I(groups) I(key_width) I(value_width)
+// Key and value of the token go to a layer's memory, the key turned by `angles` if there are some. behind (key_width / 2): a vector that
+// stands behind every key in memory, and is turned in its place.
+#define LATTE_FIELDS_Keep(I, R, W, X, S) X(k) X(v) X(angles) I(memory) I(groups) I(key_width) I(value_width) W(behind)
 // Softmax attention to the token itself, the `window` before it (negative: to all) and the sinks that lie behind, for which the query
-// is turned by `sink_angles`. log_norm: where the logs of the normalisers go, or none.
+// is turned by `sink_angles`. log_norm: where the logs of the normalisers go, or none. chunked: the window ends where the token's run of
+// window + 1 tokens begins. laplace: weights are Mega's function of scores (latte/ops/laplace.py), not normalised, and queries are
+// divided by the number of keys. behind: as in Keep, of queries, and not divided.
 #define LATTE_FIELDS_Attend(I, R, W, X, S) \
-    X(q) X(angles) X(sink_angles) X(y) X(log_norm) I(memory) I(heads) I(groups) I(key_width) I(value_width) I(window) R(scale) R(softcap)
+    X(q) X(angles) X(sink_angles) X(y) X(log_norm) I(memory) I(heads) I(groups) I(key_width) I(value_width) I(window) R(scale) R(softcap) \
+    I(chunked) I(laplace) W(behind)
 // Parts of long rows put together; runs behind the Attend that it has the fields of.
-#define LATTE_FIELDS_Merge(I, R, W, X, S) X(y) X(log_norm) I(heads) I(value_width) I(window)
+#define LATTE_FIELDS_Merge(I, R, W, X, S) X(y) X(log_norm) I(heads) I(value_width) I(window) I(chunked)
 // Attention to `kept` tokens behind the window, put under one softmax with what the window gave (y, log_norm); then the token that
 // leaves the window may take a slot. score and life: W x of the present token; a token further back than `reach` (0: none is) is
 // looked at by a query turned by `far_angles`. State: scores (window, groups) of the ring, and of the slots scores and places
@@ -57,8 +61,8 @@
     X(slots) X(k) X(v) X(seen) X(window_norm) X(rates) X(y) W(bias) I(heads) I(groups) I(latents) I(value_width) S(log_norm) S(mean)
 
 // Of each channel by itself, and y may be x. What is not given is left out.
-// y = act(x + bias)
-#define LATTE_FIELDS_Map(I, R, W, X, S) X(x) W(bias) X(y) I(width) I(act)
+// y = act(x . weight + bias)
+#define LATTE_FIELDS_Map(I, R, W, X, S) X(x) W(bias) X(y) I(width) I(act) W(weight)
 // y = x . gate . weight; `added`: to y.
 #define LATTE_FIELDS_Gate(I, R, W, X, S) X(x) X(gate) W(weight) X(y) I(width) I(added)
 // y = x + (to - x) . (weight + share)
@@ -66,11 +70,15 @@
 
 // The first `turned` channels of each head turned by the token's place, in place.
 #define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width) I(turned)
-// Each block of x times a matrix of its own: weight (blocks, outputs, inputs), or, `across`, (blocks, inputs, outputs).
-#define LATTE_FIELDS_Blocks(I, R, W, X, S) X(x) X(y) W(weight) I(blocks) I(inputs) I(outputs) I(across)
-// Features of heads for linear attention, by `kind`: elu(x) + 1, [softmax(x), softmax(-x)], both with `floor` added, or the exponential
-// to second order, [1, z, (z_i z_j)_{i<=j}] with z = x / width^{1/4}.
-#define LATTE_FIELDS_Features(I, R, W, X, S) X(x) X(y) I(kind) I(heads) I(width) R(floor)
+// Each block of x times a matrix of its own: weight (blocks, outputs, inputs), or, `across`, (blocks, inputs, outputs), whose rows are
+// kept in a format (args.h). shared: all blocks times one.
+#define LATTE_FIELDS_Blocks(I, R, W, X, S) X(x) X(y) W(weight) I(blocks) I(inputs) I(outputs) I(across) I(shared) I(format)
+// Features of heads for linear attention, by `kind`, with z = x / width^{1/4}. x may have fewer heads, `groups`, each for several of y.
+//   0 elu(x) + 1 + floor                        4 softmax(x / n) / n for the n tokens read, this one included
+//   1 [softmax(x), softmax(-x)] + floor         5 [scale z . z, sqrt(1 + constant^2)] / sqrt(2)
+//   2 [1, z, (z_i z_j)_{i<=j}]: e^r to second order   6 [z . z / |z . z|, sqrt(constant^2 + floor)]
+//   3 relu(x)                                   scale, constant: numbers of each head
+#define LATTE_FIELDS_Features(I, R, W, X, S) X(x) X(y) I(kind) I(heads) I(width) R(floor) I(groups) W(scale) W(constant)
 
 // S' = e^g . S + k v^T - b (a^T S)    y = S'^T q + skip v    where heads remember a matrix (key_width, value_width)
 //   k, q  scaled; k also by `write`, a number of each head. q, k and v may have fewer heads, each for several of the state.
@@ -78,9 +86,11 @@
 //         -e^{log_rate}. Or `decay` (H), or 0.
 //   a, b  activations; or, `delta`, the key decayed and the key written: the value that the decayed state gives is replaced.
 //   earlier: y reads S. mean: one value more, a constant 1, is remembered, and y is divided by what it gives.
+//   shift: one value and one key more, constants of 1, are remembered: sums of values and keys, and n tokens. Weights are shifted by one
+//   number so that they sum to n, and y is divided by n.
 #define LATTE_FIELDS_Matrix(I, R, W, X, S) \
     X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
-    I(value_width) I(decays) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state)
+    I(value_width) I(decays) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state) I(shift)
 // y += (sum_i q_i weight_i k_i) v, head by head: weight (heads, key_width).
 #define LATTE_FIELDS_Bonus(I, R, W, X, S) X(q) X(k) X(v) X(y) W(weight) I(heads) I(key_width) I(value_width)
 
@@ -98,11 +108,14 @@
 //   l- = l / (a^2 + p l)    l' = l- + n k^2    m' = (l- / l') a m + (n k / l') v    y = q . m' + skip v
 #define LATTE_FIELDS_Kalman(I, R, W, X, S) \
     X(v) X(variance) X(k) X(q) X(y) W(log_step) W(log_rate) W(log_variance) W(skip) I(width) I(size) R(least) S(precision) S(mean)
+// Mega's damped averages, with p and d the sigmoids of `rate` and `damping` (width, size), p d below 1:
+//   h' = (1 - p d) h + p entry x    y = skip x + sum_n read_n h'_n / sqrt(size)
+#define LATTE_FIELDS_Average(I, R, W, X, S) X(x) X(y) W(rate) W(damping) W(entry) W(read) W(skip) I(width) I(size) S(h)
 
 #define LATTE_STAGES(STAGE) \
     STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
     STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
-    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus)
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Average)
 
 namespace latte {
 

@@ -11,23 +11,24 @@ template <class T>
 class Stage<stage::Matrix, T> : public Task<T> {
   public:
     Stage(const Frame<T>& f, const stage::Matrix& s)
-        : f_(f), s_(s), columns_(s.value_width + s.mean), mem_(5 * room(s.key_width, sizeof(T)) + 2 * room(columns_, sizeof(T))), query_(take()), key_(take()),
+        : f_(f), s_(s), rows_(s.key_width + s.shift), columns_(s.value_width + (s.mean || s.shift)), mem_(5 * room(rows_, sizeof(T)) + 2 * room(columns_, sizeof(T))), query_(take()), key_(take()),
           kept_(take()), read_(take()), erased_(take()), value_(mem_.take<T>(columns_)), y_(mem_.take<T>(columns_)) {}
     int64_t pieces() const override { return f_.g.B * s_.heads; }
     void run(int64_t piece) override {
-        const int64_t b = piece / s_.heads, h = piece % s_.heads, V = s_.value_width, at = (b * s_.heads + h) * s_.key_width * columns_;
+        const int64_t b = piece / s_.heads, h = piece % s_.heads, V = s_.value_width, at = (b * s_.heads + h) * rows_ * columns_;
         for (int64_t t = 0; t < f_.g.T; ++t) {
             const int64_t row = t * f_.g.B + b;
             prepare(row, h);
-            step(f_.before(t, s_.state) + at, f_.after(t, s_.state) + at);
-            T* y = f_.at(s_.y) + (row * s_.heads + h) * V;
-            const T scale = s_.mean ? 1 / y_[V] : T(1), skip = s_.skip ? ((const T*)s_.skip)[h] : T(0);
+            T *y = f_.at(s_.y) + (row * s_.heads + h) * V, *to = f_.after(t, s_.state) + at, *sums = to + s_.key_width * columns_;
+            step(f_.before(t, s_.state) + at, to);
+            if (s_.shift) add_scaled(y_, (const T*)sums, 1 - y_[V] / sums[V], V);
+            const T scale = s_.shift ? 1 / sums[V] : s_.mean ? 1 / y_[V] : T(1), skip = s_.skip ? ((const T*)s_.skip)[h] : T(0);
             for (int64_t c = 0; c < V; ++c) y[c] = scale * y_[c] + skip * value_[c];
         }
     }
 
   private:
-    T* take() { return mem_.template take<T>(s_.key_width); }
+    T* take() { return mem_.template take<T>(rows_); }
 
     // The vectors of a head that has one of `heads` heads of an activation.
     const T* head(int64_t buffer, int64_t row, int64_t h, int64_t heads, int64_t width) const { return f_.at(buffer) + (row * heads + h * heads / s_.heads) * width; }
@@ -43,12 +44,13 @@ class Stage<stage::Matrix, T> : public Task<T> {
         else if (s_.a >= 0)
             copy_row(read_, head(s_.a, row, h, s_.heads, K), K), copy_row(erased_, head(s_.b, row, h, s_.heads, K), K);
         copy_row(value_, head(s_.v, row, h, s_.v_heads, V), V);
-        if (s_.mean) value_[V] = 1;
+        if (columns_ > V) value_[V] = 1;
+        if (s_.shift) query_[K] = 0, key_[K] = 1;
     }
 
     // What each key channel keeps.
     void fade(int64_t row, int64_t h) {
-        const int64_t K = s_.key_width, n = s_.decays;
+        const int64_t K = rows_, n = s_.decays;
         const T* g = s_.g < 0 ? nullptr : f_.at(s_.g) + (row * s_.heads + h) * n;
         const T rate = T(s_.decay_scale) * (s_.log_rate ? T(-::exp(double(((const T*)s_.log_rate)[h]))) : T(1));
         const T whole = s_.decay ? ((const T*)s_.decay)[h] : T(0);
@@ -59,7 +61,7 @@ class Stage<stage::Matrix, T> : public Task<T> {
 
     void step(const T* from, T* to) {
         const T *query = query_, *key = key_, *kept = kept_, *read = read_, *erased = erased_, *value = value_;
-        const int64_t K = s_.key_width, C = columns_;
+        const int64_t K = rows_, C = columns_;
         const bool erases = s_.delta || s_.a >= 0, earlier = s_.earlier;
         T* y = y_;
         each_stripe<T>(C, [=](int64_t c, auto vectors, int64_t lanes) __attribute__((always_inline)) {
@@ -82,7 +84,7 @@ class Stage<stage::Matrix, T> : public Task<T> {
 
     const Frame<T>& f_;
     const stage::Matrix& s_;
-    const int64_t columns_;
+    const int64_t rows_, columns_;
     Scratch mem_;
     T *query_, *key_, *kept_, *read_, *erased_, *value_, *y_;
 };

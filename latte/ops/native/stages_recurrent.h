@@ -13,16 +13,17 @@ class Stage<stage::Conv, T> : public Task<T> {
     Stage(const Frame<T>& f, const stage::Conv& s) : f_(f), s_(s) {}
     int64_t pieces() const override { return f_.g.B; }
     void run(int64_t b) override {
-        const int64_t D = s_.width, n = s_.taps, C = s_.channels, kept = (n - 1) * C, act = s_.act;
+        const int64_t D = s_.width, n = s_.taps, m = s_.near_taps, C = s_.channels, kept = (n - 1) * C, act = s_.act;
         for (int64_t t = 0; t < f_.g.T; ++t) {
             const int64_t row = (t * f_.g.B + b) * D;
-            const T *x = f_.at(s_.x) + row, *tap = (const T*)s_.weight, *past = n > 1 ? f_.before(t, s_.tail) + b * kept + s_.first : nullptr;
+            const T *x = f_.at(s_.x) + row, *tap = (const T*)s_.weight, *near = (const T*)s_.near, *past = n > 1 ? f_.before(t, s_.tail) + b * kept + s_.first : nullptr;
             T *y = f_.at(s_.y) + row, *tail = n > 1 ? f_.after(t, s_.tail) + b * kept + s_.first : nullptr;
             // The tail first: y may stand in the place of x.
             for (int64_t j = 0; j < n - 1; ++j) copy_row(tail + j * C, j < n - 2 ? past + (j + 1) * C : x, D);
             for (int64_t c = 0; c < D; ++c, tap += n) {
                 T sum = tap[n - 1] * x[c];
                 for (int64_t j = 0; j < n - 1; ++j) sum += tap[j] * past[j * C + c];
+                for (int64_t j = n - m; j < n; ++j) sum += near[c * m + j - (n - m)] * (j < n - 1 ? past[j * C + c] : x[c]);
                 y[c] = s_.bias ? sum + ((const T*)s_.bias)[c] : sum;
             }
             if (act != kIdentity)

@@ -157,4 +157,34 @@ class Stage<stage::Kalman, T> : public ChannelTask<T> {
     const stage::Kalman& s_;
 };
 
+template <class T>
+class Stage<stage::Average, T> : public ChannelTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Average& s) : ChannelTask<T>(f, s.width), s_(s) {}
+
+  protected:
+    void token(int64_t t, int64_t b, int64_t first, int64_t last) override {
+        const Frame<T>& f = this->f_;
+        const int64_t D = s_.width, N = s_.size, row = (t * f.g.B + b) * D;
+        for (int64_t d = first; d < last; ++d) {
+            const T x = f.at(s_.x)[row + d], *from = f.before(t, s_.h) + (b * D + d) * N;
+            T* to = f.after(t, s_.h) + (b * D + d) * N;
+            Vec<T> sum = {};
+            for (int64_t n = 0; n < N; n += kWidth<T>) {
+                const int64_t lanes = min64(kWidth<T>, N - n);
+                auto weight = [&](const void* w) __attribute__((always_inline)) { return load_some((const T*)w + d * N + n, lanes, T(0)); };
+                const Vec<T> p = sigmoid(weight(s_.rate)), old = load_some(from + n, lanes, T(0));
+                // Not (1 - p d) h: near 1 that factor's rounding, the same at every token, would add up.
+                const Vec<T> h = old + (p * weight(s_.entry) * splat(x) - vmin<T>(p * sigmoid(weight(s_.damping)), splat(T(1 - 1e-6))) * old);
+                store_some(to + n, h, lanes);
+                sum = h * weight(s_.read) + sum;
+            }
+            f.at(s_.y)[row + d] = ((const T*)s_.skip)[d] * x + sum_lanes<T>(sum) / T(::sqrt(double(N)));
+        }
+    }
+
+  private:
+    const stage::Average& s_;
+};
+
 LATTE_END
