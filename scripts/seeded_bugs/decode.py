@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import STEP, Mutant
+from .mutant import SERVED, STEP, Mutant
 
 ENGINE = "latte/decode/engine.py"
 GUARD = "latte/decode/guard.py"
@@ -276,5 +276,33 @@ MUTANTS = [
         "        if kind not in KINDS:\n",
         "        if kind < 0:\n",
         GGUF,
+    ),
+    Mutant(
+        "a block of a log-linear state takes the place of those that join in it",
+        MATRIX_H,
+        "i < carry ? joined : to + at, i < carry);",
+        "i < carry ? joined : to + at, false);",
+        SERVED,
+    ),
+    Mutant(
+        "blocks of a log-linear state are read by the weight of the next smaller",
+        MATRIX_H,
+        "weights[1 + i], V)",
+        "weights[i], V)",
+        SERVED,
+    ),
+    Mutant(
+        "blocks that have joined others are still in the state",
+        MEMORY,
+        "return torch.where(live_BL[(...,) + (None,) * (blocks.dim() - 2)], blocks, 0.0)",
+        "return blocks.clone()",
+        SERVED,
+    ),
+    Mutant(
+        "a document goes on without a block for it",
+        "latte/decode/program.py",
+        "            self.end_at(1 << levels - 1)\n",
+        "",
+        SERVED,
     ),
 ]

@@ -78,9 +78,11 @@
 //         -e^{log_rate}. Or `decay` (H), or 0.
 //   a, b  activations; or, `delta`, the key decayed and the key written: the value that the decayed state gives is replaced.
 //   earlier: y reads S. mean: one value more, a constant 1, is remembered, and y is divided by what it gives.
+//   levels  weights (heads, blocks): S is the sum of one matrix for each bit of the number of tokens read, that at index i of the last
+//         2^i tokens before the smaller ones. y reads the token's own k v^T times weight 0 and matrix i times weight 1 + i.
 #define LATTE_FIELDS_Matrix(I, R, W, X, S) \
-    X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
-    I(value_width) I(decays) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state)
+    X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) X(levels) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
+    I(value_width) I(decays) I(blocks) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state)
 // y += (sum_i q_i weight_i k_i) v, head by head: weight (heads, key_width).
 #define LATTE_FIELDS_Bonus(I, R, W, X, S) X(q) X(k) X(v) X(y) W(weight) I(heads) I(key_width) I(value_width)
 
