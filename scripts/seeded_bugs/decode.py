@@ -305,4 +305,18 @@ MUTANTS = [
         "",
         SERVED,
     ),
+    Mutant(
+        "the states of S5 are read without being conjugated",
+        SCANS_H,
+        "y[1] = -2 * to[1];",
+        "y[1] = 2 * to[1];",
+        SERVED,
+    ),
+    Mutant(
+        "the zero-order hold turns inputs the other way",
+        SCANS_H,
+        "gain_im = ((1 - re) * speed - im * rate) / norm",
+        "gain_im = ((1 - re) * speed + im * rate) / norm",
+        SERVED,
+    ),
 ]

@@ -93,6 +93,9 @@
 // Without log_step: step = 1. Without read: y = Re h'.
 #define LATTE_FIELDS_StateSpace(I, R, W, X, S) \
     X(x) X(y) W(log_rate) W(frequency) W(log_step) W(read) W(skip) I(width) I(size) R(slowest) R(most) R(longest) S(h)
+// S5: `size` such models that all channels feed, u = in x with in (size, width, 2): h' = a h + (a - 1) / A u    y = 2 conj h', (size, 2)
+#define LATTE_FIELDS_Modes(I, R, W, X, S) \
+    X(x) X(y) W(log_rate) W(frequency) W(log_step) W(in) I(width) I(size) R(slowest) S(h)
 // RWKV-4, with w = e^decay: y = S + sigmoid(first + k - a) (v - S)    a' = logaddexp(a - w, k)    S' = S + exp(k - a') (v - S)
 #define LATTE_FIELDS_Wkv(I, R, W, X, S) X(k) X(v) X(y) W(decay) W(first) I(width) S(log_norm) S(mean)
 // Filters with e^{log_step}, e^{log_rate} and e^{log_variance} (width, size), exponents in [-15, 5], fade = min(20, step rate), a = e^-fade
@@ -104,7 +107,7 @@
 #define LATTE_STAGES(STAGE) \
     STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
     STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
-    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus)
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Modes)
 
 namespace latte {
 
