@@ -319,4 +319,11 @@ MUTANTS = [
         "gain_im = ((1 - re) * speed + im * rate) / norm",
         SERVED,
     ),
+    Mutant(
+        "a free energy is not divided by its temperature",
+        CHANNELS_H,
+        "(most / beta - v)",
+        "(most - v)",
+        SERVED,
+    ),
 ]

@@ -10,6 +10,8 @@ from latte.models.engine import Mixing
 
 #: The tensors of a window's state.
 RING = ("keys_BRGK", "values_BRGV", "sink_keys_BNGK", "sink_values_BNGV")
+#: Those of attention to all tokens.
+ALL = ("keys_BSGK", "values_BSGV", "live_BS")
 
 
 def queries_keys_values(b: Builder, at: Mixing, x: str) -> None:
@@ -25,7 +27,7 @@ def queries_keys_values(b: Builder, at: Mixing, x: str) -> None:
 
 
 class Attention:
-    """One layer's attention as stages, between its projections."""
+    """One layer's attention as stages, between its projections; ``values``: their heads and width, if not the usual."""
 
     def __init__(
         self,
@@ -38,18 +40,19 @@ class Attention:
         scale: float | None = None,
         softcap: float | None = None,
         farthest: int | None = None,
+        values: tuple[int, int] | None = None,
     ) -> None:
         config = at.mixer.config
-        K = config.width
+        K, (G, V) = config.width, values or (config.kv_heads, config.width)
         self.b, self.heads = b, config.num_heads
-        memory = b.memory(Kept(paths, window, sinks, config.kv_heads, K, K))
+        memory = b.memory(Kept(paths, window, sinks, G, K, V))
         self._near = None if rotary is None else b.angles(rotary)
         far = None if rotary is None or not sinks else b.angles(rotary, nearest=farthest)
-        self._widths: dict[str, Any] = {"memory": memory, "groups": config.kv_heads, "key_width": K, "value_width": K}
+        self._widths: dict[str, Any] = {"memory": memory, "groups": G, "key_width": K, "value_width": V}
         self._reach: dict[str, Any] = {"window": -1 if window is None else window}
         scale = K**-0.5 if scale is None else scale
         self._how: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink_angles": far}
-        b.partial = max(b.partial, self.heads * (K + 2))
+        b.partial = max(b.partial, self.heads * (V + 2))
 
     def shared(self) -> dict[str, Any]:
         """Fields that other stages with the same queries and memory have too."""

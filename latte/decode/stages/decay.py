@@ -1,4 +1,4 @@
-"""Linear attention, and with states that fade: GLA, RetNet, Lightning and higher orders."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning, higher orders and free energies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from latte.decode.program import Builder, Rows
+from latte.decode.stages.attention import ALL, Attention
 from latte.decode.stages.parts import gated_output, matrix, project, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.mixers import fem
 from latte.models.engine import Mixing, Unfit
 
 
@@ -76,7 +78,7 @@ def lightning(b: Builder, at: Mixing, x: str, out: Out) -> None:
 
 
 #: Numbers of the features in the stage Features.
-FEATURES = {"elu": 0, "hedgehog": 1, "based": 2}
+FEATURES = {"elu": 0, "hedgehog": 1, "based": 2, "relu": 3}
 
 
 @stages_of("linear")
@@ -122,3 +124,35 @@ def higher_order(b: Builder, at: Mixing, x: str, out: Out) -> None:
         names[name] = y
     _head_norm(b, mixer, K)
     b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("fem")
+def free_energy(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    config, prior = mixer.config, mixer.options.prior
+    H, K, D = config.num_heads, config.width, config.hidden_size
+    parts = (("q", "q"), ("k", "k"), ("v", "values"))
+    b.product(x, D, *((mixer, f"{name}_proj", H * K, b.room(y, H * K)) for name, y in parts))
+    b.product(x, D, (mixer, "choice_proj", H * K, b.room("choice", H * K)), act="sigmoid", beside=True)
+    b.product(x, D, (mixer, "gate_proj", H * K, b.room("gate", H * K)), act="softplus")
+    b.stage("Norm", beside=True, x="gate", y="gate", width=K, groups=H, eps=config.norm_eps)
+    how: dict[str, Any] = {"weight": b.weight(mixer, "beta", H, K), "heads": H, "width": K, "floor": fem.FLOOR}
+    b.stage("Energy", x="values", y=b.room("v", 2 * H * K), range=fem.RANGE, **how)
+    both = b.room("both", 2 * H * K)
+    if prior == "softmax":
+        attention = Attention(b, at, ALL, mixer.rotary, values=(H, 2 * K))
+        attention.keep()
+        attention.attend(both)
+    else:
+        features = [("q", H, K), ("k", H, K)]
+        decay: dict[str, Any] = {}
+        if prior == "gla":
+            b.product(x, D, (mixer, "decay_proj", H, b.room("decay", H)))
+            features.append(("decay", 1, H))
+            decay = {"g": "decay", "decays": 1, "decay_scale": -1.0}
+        for name, heads, width in features:
+            sizes: dict[str, Any] = {"kind": FEATURES["relu"], "heads": heads, "width": width, "floor": fem.FLOOR}
+            b.stage("Features", beside=name != features[-1][0], x=name, y=name, **sizes)
+        matrix(b, "sum_BHKV", H, K, 2 * K, both, mean=True, **decay)
+    b.stage("Energy", x=both, choice="choice", y=b.room("mixed", H * K), **how)
+    gated_output(b, mixer, H * K, out)

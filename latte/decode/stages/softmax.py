@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from latte.decode.program import Builder
-from latte.decode.stages.attention import Attention, queries_keys_values
+from latte.decode.stages.attention import ALL, Attention, queries_keys_values
 from latte.decode.stages.registry import Out, stages_of
 from latte.models.engine import Mixing
-
-ALL = ("keys_BSGK", "values_BSGV", "live_BS")
 
 
 @stages_of("softmax")

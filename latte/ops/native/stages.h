@@ -64,12 +64,16 @@
 // y = x + (to - x) . (weight + share)
 #define LATTE_FIELDS_Lerp(I, R, W, X, S) X(x) X(to) X(share) W(weight) X(y) I(width)
 
+// Means and soft maxima of values, head by head, with beta = softplus(weight) + floor (heads, width): y = [x, e^{beta x}], the exponent
+// within `range`; and back, where `choice` is given and x has two halves of each head: y = m + choice (log(e) / beta - m), x = [m, e].
+#define LATTE_FIELDS_Energy(I, R, W, X, S) X(x) X(choice) X(y) W(weight) I(heads) I(width) R(floor) R(range)
+
 // The first `turned` channels of each head turned by the token's place, in place.
 #define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width) I(turned)
 // Each block of x times a matrix of its own: weight (blocks, outputs, inputs), or, `across`, (blocks, inputs, outputs).
 #define LATTE_FIELDS_Blocks(I, R, W, X, S) X(x) X(y) W(weight) I(blocks) I(inputs) I(outputs) I(across)
-// Features of heads for linear attention, by `kind`: elu(x) + 1, [softmax(x), softmax(-x)], both with `floor` added, or the exponential
-// to second order, [1, z, (z_i z_j)_{i<=j}] with z = x / width^{1/4}.
+// Features of heads for linear attention, by `kind`: elu(x) + 1, [softmax(x), softmax(-x)], the exponential to second order,
+// [1, z, (z_i z_j)_{i<=j}] with z = x / width^{1/4}, or relu(x). All but the third have `floor` added.
 #define LATTE_FIELDS_Features(I, R, W, X, S) X(x) X(y) I(kind) I(heads) I(width) R(floor)
 
 // S' = e^g . S + k v^T - b (a^T S)    y = S'^T q + skip v    where heads remember a matrix (key_width, value_width)
@@ -107,7 +111,7 @@
 #define LATTE_STAGES(STAGE) \
     STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
     STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
-    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Modes)
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Modes) STAGE(Energy)
 
 namespace latte {
 
