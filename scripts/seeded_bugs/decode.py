@@ -326,4 +326,18 @@ MUTANTS = [
         "(most - v)",
         SERVED,
     ),
+    Mutant(
+        "the zero-sum weights of ZeroS keep their first order in the high ones",
+        "latte/ops/native/stages_zeros.h",
+        "(first - high) * (both_[c]",
+        "first * (both_[c]",
+        SERVED,
+    ),
+    Mutant(
+        "the logits of ZeroS are measured from the mean without its virtual copies",
+        "latte/ops/native/stages_zeros.h",
+        "(copies * double(mu[c]) + count",
+        "(count",
+        SERVED,
+    ),
 ]

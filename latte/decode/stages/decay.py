@@ -8,7 +8,7 @@ import torch
 
 from latte.decode.program import Builder, Rows
 from latte.decode.stages.attention import ALL, Attention
-from latte.decode.stages.parts import gated_output, matrix, project, unit_length
+from latte.decode.stages.parts import gated_output, matrix, project, turn, unit_length
 from latte.decode.stages.registry import Out, stages_of
 from latte.mixers import fem
 from latte.models.engine import Mixing, Unfit
@@ -18,13 +18,6 @@ def _head_norm(b: Builder, mixer: Any, width: int) -> None:
     """Each head of "mixed" by itself, without parameters."""
     fields: dict[str, Any] = {"width": width, "groups": mixer.config.num_heads, "eps": mixer.config.norm_eps}
     b.stage("Norm", x="mixed", y="mixed", **fields)
-
-
-def _turn(b: Builder, mixer: Any, width: int) -> None:
-    """Queries and keys by the token's place."""
-    how: dict[str, Any] = {"angles": b.angles(mixer.rotary), "heads": mixer.config.num_heads}
-    for name in ("q", "k"):
-        b.stage("Turn", beside=name == "q", x=name, width=width, turned=width, **how)
 
 
 @stages_of("gla")
@@ -48,7 +41,7 @@ def retnet(b: Builder, at: Mixing, x: str, out: Out) -> None:
     H, K, V, D = mixer.config.num_heads, mixer.config.width, mixer.value_width, mixer.config.hidden_size
     project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
     b.product(x, D, (mixer, "gate_proj", H * V, b.room("gate", H * V)), act="silu")
-    _turn(b, mixer, K)
+    turn(b, mixer, K)
     heads = torch.arange(H, dtype=b.dtype, device="cpu")
     decay = b.constant(torch.log1p(-torch.exp2(-5 - heads)))
     matrix(b, "sum_BHKV", H, K, V, decay=decay, key_scale=K**-0.5)
@@ -113,7 +106,7 @@ def higher_order(b: Builder, at: Mixing, x: str, out: Out) -> None:
     for name in ("q", "k"):
         unit_length(b, name, H, K, 1e-14)
     if mixer.rotary is not None:
-        _turn(b, mixer, K)
+        turn(b, mixer, K)
     names, last = {"k": "k", "v": "v"}, stages[-1]
     composed = [name for name, is_so in (("k", mixer.composed_keys), ("v", mixer.composed_values)) if is_so]
     for i, name in enumerate([*composed, "mixed"]):

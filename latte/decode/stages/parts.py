@@ -85,6 +85,13 @@ def levels(b: Builder, mixer: Any, x: str) -> dict[str, Any]:
     return {"levels": "levels", "blocks": blocks}
 
 
+def turn(b: Builder, mixer: Any, width: int) -> None:
+    """Queries and keys by the token's place."""
+    how: dict[str, Any] = {"angles": b.angles(mixer.rotary), "heads": mixer.config.num_heads}
+    for name in ("q", "k"):
+        b.stage("Turn", beside=name == "q", x=name, width=width, turned=width, **how)
+
+
 def unit_length(b: Builder, x: str, heads: int, width: int, eps: float = 1e-6) -> None:
     """Heads of an activation at length 1: an RMS norm, over the square root of their width."""
     weight = b.constant(torch.full((width,), width**-0.5, dtype=b.dtype, device="cpu"))

@@ -87,6 +87,11 @@
 #define LATTE_FIELDS_Matrix(I, R, W, X, S) \
     X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) X(levels) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
     I(value_width) I(decays) I(blocks) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state)
+// ZeroS, at the nth token, with q and k at length 1 (or divided by `least`), mean_n x = mean_{n-1} + (x - mean_{n-1}) / n and two gates:
+//   s = -u . m / sqrt(width)   m = (e^tau mu + n mean_n u) / (e^tau + n)   F = q . sum_i softmax_i(s) k_i v_i^T   G, H = q . mean_n k [s v, v]^T
+//   y = gates_1 (F - H) + (gates_0 - gates_1) (G - mean_n(s) H), 0 at the first token. Sums are in double precision.
+#define LATTE_FIELDS_ZeroSum(I, R, W, X, S) \
+    X(q) X(k) X(v) X(u) X(gates) X(y) W(mu) W(tau) I(heads) I(width) R(least) S(direction) S(logits) S(log_norm) S(soft) S(plain)
 // y += (sum_i q_i weight_i k_i) v, head by head: weight (heads, key_width).
 #define LATTE_FIELDS_Bonus(I, R, W, X, S) X(q) X(k) X(v) X(y) W(weight) I(heads) I(key_width) I(value_width)
 
@@ -111,7 +116,7 @@
 #define LATTE_STAGES(STAGE) \
     STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
     STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
-    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Modes) STAGE(Energy)
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Modes) STAGE(Energy) STAGE(ZeroSum)
 
 namespace latte {
 
