@@ -26,7 +26,8 @@ LATTE_INLINE void fade_and_read(const double* from, double* to, double kept, con
 template <class T>
 class Stage<stage::ZeroSum, T> : public Task<T> {
   public:
-    Stage(const Frame<T>& f, const stage::ZeroSum& s) : f_(f), s_(s), mem_(8 * room(s.width, sizeof(double))), query_(take(1)), key_(take(1)), values_(take(2)), soft_(take(1)), both_(take(2)) {}
+    Stage(const Frame<T>& f, const stage::ZeroSum& s) : f_(f), s_(s), mem_(7 * room(s.width, sizeof(double))),
+          query_(take(1)), key_(take(1)), values_(take(2)), soft_(take(1)), both_(take(2)) {}
     int64_t pieces() const override { return f_.g.B * s_.heads; }
     void run(int64_t piece) override {
         const int64_t b = piece / s_.heads, h = piece % s_.heads;
@@ -44,9 +45,9 @@ class Stage<stage::ZeroSum, T> : public Task<T> {
         f_.template after<double>(t, s_.log_norm)[own] = sum, f_.template after<double>(t, s_.logits)[own] = mean;
         unit(query_, f_.at(s_.q) + at, 1.0), unit(key_, f_.at(s_.k) + at, ::exp(logit - sum));
         for (int64_t c = 0; c < K; ++c) values_[K + c] = double(f_.at(s_.v)[at + c]), values_[c] = logit * values_[K + c];
-        fade_and_read(f_.template before<double>(t, s_.soft) + own * K * K, f_.template after<double>(t, s_.soft) + own * K * K, ::exp(before - sum), key_, values_ + K, query_, soft_, K, K);
+        move(t, s_.soft, own, ::exp(before - sum), values_ + K, soft_, K);
         unit(key_, f_.at(s_.k) + at, fresh);
-        fade_and_read(f_.template before<double>(t, s_.plain) + own * 2 * K * K, f_.template after<double>(t, s_.plain) + own * 2 * K * K, kept, key_, values_, query_, both_, K, 2 * K);
+        move(t, s_.plain, own, kept, values_, both_, 2 * K);
         const T* gates = f_.at(s_.gates) + row * 2 * s_.heads;
         const double first = double(gates[h]), high = double(gates[s_.heads + h]);
         T* y = f_.at(s_.y) + at;
@@ -54,6 +55,10 @@ class Stage<stage::ZeroSum, T> : public Task<T> {
         for (int64_t c = 0; c < K; ++c) y[c] = count == 1 ? T(0) : T(high * (soft_[c] - both_[K + c]) + (first - high) * (both_[c] - mean * both_[K + c]));
     }
 
+    void move(int64_t t, int64_t part, int64_t own, double kept, const double* values, double* y, int64_t width) {
+        const int64_t at = own * s_.width * width;
+        fade_and_read(f_.template before<double>(t, part) + at, f_.template after<double>(t, part) + at, kept, key_, values, query_, y, s_.width, width);
+    }
     // s = -u . m / sqrt(width), with m the mean of u and of virtual copies of mu.
     double score(int64_t t, int64_t own, int64_t h, int64_t at, double count) {
         const int64_t K = s_.width;
