@@ -4,9 +4,9 @@ What every token replaces lies in blocks, one for each token read: a token reads
 few tokens can be taken back. Keys and values stay where they are: in rings with slots to spare, or in memory that
 grows.
 
-A state of blocks of doubling size has room, in every block of memory, for as many as the mixer's options allow: 16 for
-documents of 2^15 tokens. A token reads and writes only those that are set in the number of tokens read, at most
-log2 n and half of it on average, and the system gives memory to those alone.
+A state that grows with the logarithm has room for as many levels as the mixer's options allow: 16 for documents of 2^15
+tokens, so a session takes up to 16 times the memory of one level, in each block. A token reads and writes only levels
+whose bit is set in the number of tokens read: half of log2 n on average.
 """
 
 from __future__ import annotations

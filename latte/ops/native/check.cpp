@@ -239,8 +239,8 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     };
     program.add(kMatrix, matrix(1, K, q, k));
     program.add(kMatrix, matrix(2, K, q, k));
-    // A block for each bit of the number of tokens, which is below 2^9.
-    const int64_t blocks = 10, levels = x(H * blocks);
+    // A block for each bit of the number of tokens, which is below 2^10, and the weight of the token itself.
+    const int64_t blocks = 11, levels = x(H * blocks);
     product(normed, D, kSoftplus, H * blocks, levels, 0);
     stage::Matrix grown = matrix(1, K, q, k);
     grown.levels = levels, grown.blocks = blocks, grown.state = state.part<T>(blocks * W * K);
