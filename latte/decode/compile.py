@@ -41,11 +41,11 @@ def _compile(b: Builder, body: Any, head: Any) -> Program:
         raise Unfit(f"the last norm is a {type(norm).__name__}", lambda: body._modules.get("norm") is norm)
     width = scale.shape[0]
     b.layout = Layout(dtype, width)
-    stream, table, places = b.room("stream", width), None, None
+    stream, table = b.room("stream", width), None
     if head is None:
         b.stage("Given", y=stream, width=width)
     else:
-        table, places = _embed(b, body, head, width)
+        table = _embed(b, body, head, width)
     like_B1D = torch.empty(1, 1, width, dtype=dtype, device="cpu")
     blocks = b.child(body, "layers")
     for index in range(len(blocks)):
@@ -71,7 +71,7 @@ def _compile(b: Builder, body: Any, head: Any) -> Program:
     vocabulary = 0 if table is None else table.num_embeddings
     keeps = (b.constants, words)
     program = Program(
-        weakref.ref(body), head, b.layout, keeps, room, output, b.partial, b.work, vocabulary, places, guard
+        weakref.ref(body), head, b.layout, keeps, room, output, b.partial, b.work, vocabulary, b.places, guard
     )
     hooked = [module for module in b.modules if not unhooked(module)]
     if hooked:
@@ -79,8 +79,8 @@ def _compile(b: Builder, body: Any, head: Any) -> Program:
     return program
 
 
-def _embed(b: Builder, body: Any, head: Any, width: int) -> tuple[nn.Embedding, int | None]:
-    """Stages from the ids to the stream: the table, and where learned positions end."""
+def _embed(b: Builder, body: Any, head: Any, width: int) -> nn.Embedding:
+    """Stages from the ids to the stream, and their table."""
     kinds = (type(body), type(head))
     if not b.anatomy.body_is_plain(body) or kinds[1] not in (*b.anatomy.products, QuantizedLinear):
         raise Unfit(
@@ -91,11 +91,11 @@ def _embed(b: Builder, body: Any, head: Any, width: int) -> tuple[nn.Embedding, 
     b.note(head)
     table = b.child(body, "embed_tokens")
     scale = table.scale if type(table) is QuantizedEmbedding else b.anatomy.embedding_scale(table)
-    (weight, number), positions, places = b.numbers(table, table.num_embeddings, width), None, None
+    (weight, number), positions = b.numbers(table, table.num_embeddings, width), None
     if body._modules.get("embed_positions") is not None:
         learned = b.child(body, "embed_positions", nn.Embedding)
-        places = learned.num_embeddings
-        positions = b.weight(learned, "weight", places, width)
+        positions = b.weight(learned, "weight", learned.num_embeddings, width)
+        b.end_at(learned.num_embeddings)
         if learned.max_norm is not None:
             raise Unfit("learned positions have a max_norm", lambda: learned.max_norm is not None)
     b.stage("Embed", y="stream", table=weight, format=number, positions=positions, width=width, scale=scale)
@@ -103,7 +103,7 @@ def _embed(b: Builder, body: Any, head: Any, width: int) -> tuple[nn.Embedding, 
         b.norm(b.child(body, "embed_norm"), "stream", "stream", width)
     if "dropout" in body._modules:
         b.child(body, "dropout", nn.Dropout)
-    return table, places
+    return table
 
 
 def _sublayer(b: Builder, sublayer: Sublayer, width: int) -> None:

@@ -3,6 +3,10 @@
 What every token replaces lies in blocks, one for each token read: a token reads one and writes the next, so the last
 few tokens can be taken back. Keys and values stay where they are: in rings with slots to spare, or in memory that
 grows.
+
+A state that grows with the logarithm has room for as many levels as the mixer's options allow: 16 for documents of 2^15
+tokens, so a session takes up to 16 times the memory of one level, in each block. A token reads and writes only levels
+whose bit is set in the number of tokens read: half of log2 n on average.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latte.decode.program import SPARE, Kept, Layout, MixerLayout
+from latte.decode.program import SPARE, Kept, Layout, MixerLayout, Part
 from latte.models.cache import ModelState
 from latte.ops import native
 from latte.state import State, require_state
@@ -95,7 +99,7 @@ class SessionMemory:
                 expected = mixer.empty.map(lambda tensor: tensor.expand(self.batch, *tensor.shape[1:]))
                 tensors = dict(require_state(f"mixer {mixer.name!r}", given, expected).tensors())
                 for part in mixer.parts:
-                    self._part(part).copy_(tensors[part.path])
+                    self._load_part(part, tensors[part.path])
                 for index in mixer.kept:
                     self._load_kept(index, tensors)
 
@@ -105,16 +109,35 @@ class SessionMemory:
         return ModelState(layers, self.count_B.clone())
 
     def _state(self, mixer: MixerLayout) -> State:
-        tensors = {part.path: self._part(part).clone() for part in mixer.parts}
+        tensors = {part.path: self._value(part) for part in mixer.parts}
         for index in mixer.kept:
             tensors |= self._kept_values(index)
         values = iter([tensors[path] for path, _ in mixer.empty.tensors()])
         return mixer.empty.map(lambda _: next(values))
 
-    def _part(self, part: Any) -> Tensor:
+    def _part(self, part: Part) -> Tensor:
         start = part.start * self.batch
         size = self.batch * torch.Size(part.shape).numel() * part.dtype.itemsize
         return self._blocks[self._now, start : start + size].view(part.dtype).view(self.batch, *part.shape)
+
+    def _load_part(self, part: Part, given: Tensor) -> None:
+        if not part.by_bits:
+            self._part(part).copy_(given)
+            return
+        levels = self.longest.bit_length()
+        if given.shape[1] < levels:
+            raise ValueError(
+                f"state has {given.shape[1]} levels, expected at least {levels} after {self.longest} tokens"
+            )
+        self._part(part)[:, :levels].copy_(given[:, : min(levels, part.shape[0])])
+
+    def _value(self, part: Part) -> Tensor:
+        if not part.by_bits:
+            return self._part(part).clone()
+        # What stands where a bit is 0 was never written, or is old.
+        blocks = self._part(part)[:, : self.longest.bit_length()]
+        live_BL = (self.count_B[:, None] >> torch.arange(blocks.shape[1], device="cpu") & 1).bool()
+        return torch.where(live_BL[(...,) + (None,) * (blocks.dim() - 2)], blocks, 0.0)
 
     def _load_kept(self, index: int, tensors: dict[str, Tensor]) -> None:
         kept, (keys, values, sink_keys, sink_values) = self.layout.memories[index], self._kept[index]

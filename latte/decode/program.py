@@ -31,6 +31,7 @@ class Part(NamedTuple):
     start: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    by_bits: bool = False  # along the first axis one block for each bit of the number of tokens read
 
 
 class Kept(NamedTuple):
@@ -94,7 +95,7 @@ class Program:
     partial: int
     work: int  # multiply-adds of a token
     vocabulary: int  # 0 where embedded tokens are given
-    places: int | None  # learned positions end here
+    places: int | None  # tokens that a document may have: learned positions end there, or blocks of a state
     guard: Guard
 
     @functools.cached_property
@@ -117,6 +118,7 @@ class Builder:
         self.weights: list[Tensor] = []
         self.constants: list[Tensor] = []
         self.work = self.partial = 0
+        self.places: int | None = None
         self._stages: list[tuple[str, bool, dict[str, Any]]] = []
         self._widths: dict[str, int] = {}
         self._angles: dict[Any, str] = {}
@@ -282,14 +284,24 @@ class Builder:
             raise Unfit(f"the stages of mixer {self._mixer.name!r} do not keep {', '.join(missing)}")
         return MixerLayout(self._mixer.name, self._empty, tuple(self._parts), tuple(self._kept))
 
-    def part(self, path: str) -> int:
-        """A tensor of the mixer's state, which stages replace at every token: its place for a stage."""
+    def part(self, path: str, levels: int = 0) -> int:
+        """A tensor of the mixer's state, which stages replace at every token: its place for a stage.
+
+        With ``levels`` it holds a block for each bit of the number of tokens read, and has room for so many.
+        """
         tensor = self._tensors[path]
         shape, start = tuple(tensor.shape[1:]), self.layout.row_bytes
-        size = tensor.new_empty(shape).numel() * tensor.element_size()
+        if levels:
+            shape = (levels, *shape[1:])
+            self.end_at(1 << levels - 1)
+        size = torch.Size(shape).numel() * tensor.element_size()
         self.layout.row_bytes += -(-size // BYTES) * BYTES
-        self._parts.append(Part(path, start, shape, tensor.dtype))
+        self._parts.append(Part(path, start, shape, tensor.dtype, levels > 0))
         return start
+
+    def end_at(self, places: int) -> None:
+        """No document has more tokens than these."""
+        self.places = places if self.places is None else min(places, self.places)
 
     def memory(self, kept: Kept) -> int:
         """Keys and values of the mixer's attention: the number of their memory for a stage."""

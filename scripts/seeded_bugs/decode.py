@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutant import STAGES, STEP, Mutant
+from .mutant import SERVED, STAGES, STEP, Mutant
 
 ENGINE = "latte/decode/engine.py"
 GUARD = "latte/decode/guard.py"
@@ -339,5 +339,68 @@ MUTANTS = [
         "factor = size > 0 ? 1 / ::sqrt(size) : 0.0;",
         "factor = size > 0 ? 1.0 : 0.0;",
         STAGES,
+    ),
+    Mutant(
+        "a block of a log-linear state takes the place of those that join in it",
+        MATRIX_H,
+        "i < carry ? joined : to + at, i < carry);",
+        "i < carry ? joined : to + at, false);",
+        SERVED,
+    ),
+    Mutant(
+        "blocks of a log-linear state are read by the weight of the next smaller",
+        MATRIX_H,
+        "weights[1 + i], V)",
+        "weights[i], V)",
+        SERVED,
+    ),
+    Mutant(
+        "blocks that have joined others are still in the state",
+        MEMORY,
+        "return torch.where(live_BL[(...,) + (None,) * (blocks.dim() - 2)], blocks, 0.0)",
+        "return blocks.clone()",
+        SERVED,
+    ),
+    Mutant(
+        "a document goes on without a block for it",
+        "latte/decode/program.py",
+        "            self.end_at(1 << levels - 1)\n",
+        "",
+        SERVED,
+    ),
+    Mutant(
+        "the states of S5 are read without being conjugated",
+        SCANS_H,
+        "y[1] = -2 * to[1];",
+        "y[1] = 2 * to[1];",
+        SERVED,
+    ),
+    Mutant(
+        "the zero-order hold turns inputs the other way",
+        SCANS_H,
+        "gain_im = ((1 - re) * speed - im * rate) / norm",
+        "gain_im = ((1 - re) * speed + im * rate) / norm",
+        SERVED,
+    ),
+    Mutant(
+        "a free energy is not divided by its temperature",
+        CHANNELS_H,
+        "(most / beta - v)",
+        "(most - v)",
+        SERVED,
+    ),
+    Mutant(
+        "the zero-sum weights of ZeroS keep their first order in the high ones",
+        "latte/ops/native/stages_zeros.h",
+        "(first - high) * (both_[c]",
+        "first * (both_[c]",
+        SERVED,
+    ),
+    Mutant(
+        "the logits of ZeroS are measured from the mean without its virtual copies",
+        "latte/ops/native/stages_zeros.h",
+        "(copies * double(mu[c]) + count",
+        "(count",
+        SERVED,
     ),
 ]

@@ -45,6 +45,7 @@ LOG_LINEAR = ("tests/ops/test_log_linear.py", "tests/ops/test_forms.py", "-k", "
 CARRIED = ("tests/mixers/test_rwkv7.py", "-k", "pieces or values")
 REGISTRY = ("tests/test_tokens.py", "tests/ops", "--ignore=tests/ops/native")
 STEP = ("tests/models/test_step.py", "tests/models/test_written_states.py", "tests/decode")
+SERVED = ("tests/decode", "-k", "log-linear or s5 or fem or zeros or last_block")
 LOG_SUM = ("tests/ops/test_log_sum.py", "tests/ops/test_forms.py", "-k", "log_sum")
 KALMAN = ("tests/mixers/test_state_spaces.py", "tests/ops/test_forms.py", "-k", "kalman")
 CASCADE = ("tests/mixers/test_hla.py",)
@@ -57,4 +58,4 @@ CONTINUATIONS = ("tests/eval/test_continuations.py",)
 PROCESSES = ("tests/workflows/test_processes.py",)
 STAGES = ("tests/decode/test_stages.py",)
 #: Tests of kernels and of what stands around them; all others are run without them, or a kernel would hide the bug.
-WITH_KERNELS = (STEP, CONV_KERNEL, PRODUCT, STAGES)
+WITH_KERNELS = (STEP, SERVED, CONV_KERNEL, PRODUCT, STAGES)

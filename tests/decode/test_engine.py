@@ -179,6 +179,25 @@ def test_learned_positions_end(calls):
         decode(model, token_ids(1, 1), cache)
 
 
+@torch.no_grad()
+def test_the_last_block_of_a_state_ends_a_document(calls):
+    model = tiny_model("log-linear-mamba2", max_levels=4)
+    cache = model(token_ids(1, 5)).past_key_values
+    decode(model, token_ids(1, 3), cache)
+    assert len(calls) == 3
+    with pytest.raises(ValueError, match="a document has 9 tokens, expected at most 8"):
+        decode(model, token_ids(1, 1), cache)
+
+
+@torch.no_grad()
+def test_a_state_without_the_blocks_of_its_tokens_is_refused():
+    model = tiny_model("log-linear-mamba2")
+    cache = model(token_ids(1, 5)).past_key_values
+    few = cache.state.map(lambda x: x[:, :2] if x.dim() == 5 else x)
+    with pytest.raises(ValueError, match="state has 2 levels, expected at least 3 after 5 tokens"):
+        decode(model, token_ids(1, 1), LatteCache(few, cache.length))
+
+
 def test_every_described_mixer_exists():
     for name in STAGES.keys() - {"extended"}:
         assert issubclass(mixer_class(name), Mixer)

@@ -1,4 +1,4 @@
-"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine, QT and higher orders."""
+"""Linear attention, and with states that fade: GLA, RetNet, Lightning, InLine, QT, higher orders, free energies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from latte.decode.program import Builder, Rows
-from latte.decode.stages.parts import gated_output, matrix, project, unit_length
+from latte.decode.stages.attention import ALL, Attention, Sizes
+from latte.decode.stages.parts import gated_output, matrix, project, turn, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.mixers import fem
 from latte.mixers.qt import FLOOR
 from latte.models.engine import Mixing, Unfit
 
@@ -17,13 +19,6 @@ def _head_norm(b: Builder, mixer: Any, width: int) -> None:
     """Each head of "mixed" by itself, without parameters."""
     fields: dict[str, Any] = {"width": width, "groups": mixer.config.num_heads, "eps": mixer.config.norm_eps}
     b.stage("Norm", x="mixed", y="mixed", **fields)
-
-
-def _turn(b: Builder, mixer: Any, width: int) -> None:
-    """Queries and keys by the token's place."""
-    how: dict[str, Any] = {"angles": b.angles(mixer.rotary), "heads": mixer.config.num_heads}
-    for name in ("q", "k"):
-        b.stage("Turn", beside=name == "q", x=name, width=width, turned=width, **how)
 
 
 @stages_of("gla")
@@ -47,7 +42,7 @@ def retnet(b: Builder, at: Mixing, x: str, out: Out) -> None:
     H, K, V, D = mixer.config.num_heads, mixer.config.width, mixer.value_width, mixer.config.hidden_size
     project(b, mixer, x, {"q": H * K, "k": H * K, "v": H * V})
     b.product(x, D, (mixer, "gate_proj", H * V, b.room("gate", H * V)), act="silu")
-    _turn(b, mixer, K)
+    turn(b, mixer, K)
     heads = torch.arange(H, dtype=b.dtype, device="cpu")
     decay = b.constant(torch.log1p(-torch.exp2(-5 - heads)))
     matrix(b, "sum_BHKV", H, K, V, decay=decay, key_scale=K**-0.5)
@@ -149,7 +144,7 @@ def higher_order(b: Builder, at: Mixing, x: str, out: Out) -> None:
     for name in ("q", "k"):
         unit_length(b, name, H, K, 1e-14)
     if mixer.rotary is not None:
-        _turn(b, mixer, K)
+        turn(b, mixer, K)
     names, last = {"k": "k", "v": "v"}, stages[-1]
     composed = [name for name, is_so in (("k", mixer.composed_keys), ("v", mixer.composed_values)) if is_so]
     for i, name in enumerate([*composed, "mixed"]):
@@ -160,3 +155,36 @@ def higher_order(b: Builder, at: Mixing, x: str, out: Out) -> None:
         names[name] = y
     _head_norm(b, mixer, K)
     b.product("mixed", H * K, (mixer, "o_proj", D, out.y), added=out.added)
+
+
+@stages_of("fem")
+def free_energy(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    config, prior = mixer.config, mixer.options.prior
+    H, K, D = config.num_heads, config.width, config.hidden_size
+    parts = (("q", "q"), ("k", "k"), ("v", "values"))
+    b.product(x, D, *((mixer, f"{name}_proj", H * K, b.room(y, H * K)) for name, y in parts))
+    b.product(x, D, (mixer, "choice_proj", H * K, b.room("choice", H * K)), act="sigmoid", beside=True)
+    b.product(x, D, (mixer, "gate_proj", H * K, b.room("gate", H * K)), act="softplus")
+    b.stage("Norm", beside=True, x="gate", y="gate", width=K, groups=H, eps=config.norm_eps)
+    how: dict[str, Any] = {"weight": b.weight(mixer, "beta", H, K), "heads": H, "width": K, "floor": fem.FLOOR}
+    b.stage("Energy", x="values", y=b.room("v", 2 * H * K), range=fem.RANGE, **how)
+    both = b.room("both", 2 * H * K)
+    if prior == "softmax":
+        attention = Attention(b, at, ALL, mixer.rotary, sizes=Sizes(H, H, K, 2 * K))
+        attention.keep()
+        attention.attend(both)
+    else:
+        features = [("q", H, K), ("k", H, K)]
+        decay: dict[str, Any] = {}
+        if prior == "gla":
+            b.product(x, D, (mixer, "decay_proj", H, b.room("decay", H)))
+            features.append(("decay", 1, H))
+            decay = {"g": "decay", "decays": 1, "decay_scale": -1.0}
+        for name, heads, width in features:
+            how_many = {"heads": heads, "groups": heads, "width": width}
+            alone = name == features[-1][0]
+            b.stage("Features", beside=not alone, x=name, y=name, kind=FEATURES["relu"], floor=fem.FLOOR, **how_many)
+        matrix(b, "sum_BHKV", H, K, 2 * K, both, mean=True, **decay)
+    b.stage("Energy", x=both, choice="choice", y=b.room("mixed", H * K), **how)
+    gated_output(b, mixer, H * K, out)

@@ -1,12 +1,13 @@
-"""The delta rule: DeltaNet, Gated DeltaNet and KDA."""
+"""The delta rule: DeltaNet, Gated DeltaNet with its log-linear form, and KDA."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from latte.decode.program import Builder
-from latte.decode.stages.parts import convolve, gated_output, low_rank, matrix, project, unit_length
+from latte.decode.stages.parts import convolve, gated_output, levels, low_rank, matrix, project, unit_length
 from latte.decode.stages.registry import Out, stages_of
+from latte.mixers.log_linear import HasLevels
 from latte.models.engine import Mixing
 
 
@@ -27,7 +28,10 @@ def _delta(b: Builder, mixer: Any, x: str, **decay: Any) -> None:
         unit_length(b, name, G, K)
     how: dict[str, Any] = {"delta": True, "write": "rate", "q_heads": G, "k_heads": G, "query_scale": K**-0.5}
     how["key_scale"] = 2.0 if mixer.options.negative_eigenvalues else 1.0
-    matrix(b, "memory.map_BHKV", H, K, V, **how, **decay)
+    state = "memory.map_BHKV"
+    if isinstance(mixer, HasLevels):  # queries have no scale there
+        state, how = "memory.levels_BLHKV", how | levels(b, mixer, x) | {"query_scale": 1.0}
+    matrix(b, state, H, K, V, **how, **decay)
     b.norm(b.child(mixer, "norm"), "mixed", "mixed", V, groups=H)
 
 
@@ -39,7 +43,7 @@ def deltanet(b: Builder, at: Mixing, x: str, out: Out) -> None:
     b.product("mixed", width, (mixer, "o_proj", mixer.config.hidden_size, out.y), added=out.added)
 
 
-@stages_of("gated-deltanet")
+@stages_of("gated-deltanet", "log-linear-gated-deltanet")
 def gated_deltanet(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     H, V, D = mixer.config.num_heads, mixer.value_width, mixer.config.hidden_size

@@ -1,4 +1,4 @@
-"""Mamba, Mamba-2, and KLA, whose filters stand in the place of Mamba's states."""
+"""Mamba, Mamba-2 with its log-linear form, and KLA, whose filters stand in the place of Mamba's states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from torch import nn
 
 from latte.decode.program import Builder, Rows
-from latte.decode.stages.parts import convolve, gated_output, group_norm, matrix, unit_length
+from latte.decode.stages.parts import convolve, gated_output, group_norm, levels, matrix, unit_length
 from latte.decode.stages.registry import Out, stages_of
 from latte.mixers.kla import LEAST_VARIANCE
+from latte.mixers.log_linear import HasLevels
 from latte.mixers.mamba import LARGEST_LOG_RATE
 from latte.mixers.mamba2 import GatedRMSNorm
 from latte.models.engine import Mixing
@@ -31,7 +32,7 @@ def mamba(b: Builder, at: Mixing, x: str, out: Out) -> None:
     gated_output(b, mixer, W, out, "out_proj")
 
 
-@stages_of("mamba2")
+@stages_of("mamba2", "log-linear-mamba2")
 def mamba2(b: Builder, at: Mixing, x: str, out: Out) -> None:
     mixer: Any = at.mixer
     H, W, G, K, V = mixer.num_heads, mixer.inner, mixer.options.num_groups, mixer.options.state_size, mixer.config.width
@@ -41,7 +42,10 @@ def mamba2(b: Builder, at: Mixing, x: str, out: Out) -> None:
     convolve(b, mixer, "conv.tail_BKD", {"v": W, "k": G * K, "q": G * K}, act="silu")
     how: dict[str, Any] = {"g": "step", "decays": 1, "write": "step", "q_heads": G, "k_heads": G}
     how |= {"log_rate": b.weight(mixer, "A_log", H), "skip": b.weight(mixer, "D", H)}
-    matrix(b, "memory.sum_BHKV", H, K, V, **how)
+    state = "memory.sum_BHKV"
+    if isinstance(mixer, HasLevels):
+        state, how = "memory.levels_BLHKV", how | levels(b, mixer, x)
+    matrix(b, state, H, K, V, **how)
     b.stage("Gate", x="mixed", gate="gate", y="mixed", width=W)
     norm = b.child(mixer, "norm", GatedRMSNorm)
     group_norm(b, norm, "mixed", norm.groups, W // norm.groups, norm.eps)

@@ -72,7 +72,24 @@ def matrix(
     fields: dict[str, Any] = {"q": "q", "k": "k", "v": "v", **dict.fromkeys(("q_heads", "k_heads", "v_heads"), heads)}
     fields |= {"decays": key_width, **dict.fromkeys(("query_scale", "key_scale", "decay_scale"), 1.0)}
     sizes: dict[str, Any] = {"heads": heads, "key_width": key_width, "value_width": value_width}
-    b.stage("Matrix", y=b.room(y, heads * value_width), state=b.part(state), **sizes, **(fields | how))
+    sizes["state"] = b.part(state, how.get("blocks", 0))
+    b.stage("Matrix", y=b.room(y, heads * value_width), **sizes, **(fields | how))
+
+
+def levels(b: Builder, mixer: Any, x: str) -> dict[str, Any]:
+    """Fields of the stage Matrix for a memory in blocks of doubling size: the weights by which they are read."""
+    blocks, width = mixer.options.max_levels, mixer.level_heads * mixer.options.max_levels
+    b.product(x, mixer.config.hidden_size, (mixer, "level_proj", width, b.room("levels", width)))
+    b.stage("Gate", x="levels", weight=b.weight(mixer, "level_scale", width), y="levels", width=width)
+    b.stage("Map", x="levels", y="levels", width=width, act=native.ACTIVATIONS["softplus"])
+    return {"levels": "levels", "blocks": blocks}
+
+
+def turn(b: Builder, mixer: Any, width: int) -> None:
+    """Queries and keys by the token's place."""
+    how: dict[str, Any] = {"angles": b.angles(mixer.rotary), "heads": mixer.config.num_heads}
+    for name in ("q", "k"):
+        b.stage("Turn", beside=name == "q", x=name, width=width, turned=width, **how)
 
 
 def unit_length(b: Builder, x: str, heads: int, width: int, eps: float = 1e-6) -> None:

@@ -1,4 +1,4 @@
-"""Diagonal state-space models of constant pace: S4D, H3, and SWH with its window."""
+"""Diagonal state-space models of constant pace: S4D, S5, H3, and SWH with its window."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from latte.decode.program import Builder, Rows
 from latte.decode.stages.attention import RING, Attention, queries_keys_values
 from latte.decode.stages.registry import Out, stages_of
 from latte.layers.diagonal import SLOWEST
+from latte.mixers.s5 import SLOWEST as SLOWEST_MODE
 from latte.mixers.swh import LARGEST_LOG_RATE
 from latte.models.engine import Mixing
 from latte.ops import native
@@ -30,6 +31,26 @@ def s4d(b: Builder, at: Mixing, x: str, out: Out) -> None:
     b.stage("Map", x="mixed", y="mixed", width=D, act=native.ACTIVATIONS["gelu"])
     b.split("mixed", D, mixer, "out_proj", value=Rows(D), gate=Rows(D, "sigmoid"))
     b.stage("Gate", x="value", gate="gate", y=out.y, width=D, added=out.added)
+
+
+@stages_of("s5")
+def s5(b: Builder, at: Mixing, x: str, out: Out) -> None:
+    mixer: Any = at.mixer
+    D, P, kind = mixer.config.hidden_size, mixer.options.state_size // 2, mixer.options.activation
+    weights: dict[str, Any] = {name: b.weight(mixer, name, P) for name in ("log_rate", "frequency", "log_step")}
+    weights["in"] = b.weight(mixer, "in_weight", P, D, 2)
+    how: dict[str, Any] = {"width": D, "size": P, "slowest": SLOWEST_MODE, "h": b.part("h_BPZ")}
+    b.stage("Modes", x=x, y=b.room("modes", 2 * P), **weights, **how)
+    y, added = (out.y, out.added) if kind == "none" else (b.room("mixed", D), False)
+    b.work += 4 * P * D
+    b.stage("Product", x="modes", width=2 * P, w0=b.weight(mixer, "out_weight", D, P, 2), rows0=D, y0=y, added=added)
+    b.stage("Gate", x=x, weight=b.weight(mixer, "skip", D), y=y, width=D, added=True)
+    if kind == "none":
+        return
+    b.stage("Map", x="mixed", y=b.room("act", D), width=D, act=native.ACTIVATIONS["gelu_tanh"])
+    b.product("act", D, (mixer, "gate_proj", D, b.room("gate", D)), act="sigmoid")
+    value = "act" if kind == "half_glu1" else "mixed"
+    b.stage("Gate", x=value, gate="gate", y=out.y, width=D, added=out.added)
 
 
 @stages_of("h3")

@@ -237,11 +237,17 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     auto matrix = [&](int64_t kind, int64_t keys, int64_t from, int64_t to) {
         const bool own = kind == 2;
         const T* rates = kind == 1 ? any(H) : nullptr;
-        return stage::Matrix{from, to, v, mixed, kind ? (kind == 1 ? numbers : gates) : none, kind ? numbers : none, own ? k : none, own ? q : none, kind ? nullptr : p.random(H, -1, 0),
-                             rates, kind == 1 ? any(H) : nullptr, H, H, H, H, keys, K, kind == 1 ? 1 : keys, kind == 1, own, kind == 0, 0.5, 0.1, 0.5, state.part<T>(H * keys * (K + 1))};
+        return stage::Matrix{from, to, v, mixed, kind ? (kind == 1 ? numbers : gates) : none, kind ? numbers : none, own ? k : none, own ? q : none, none, kind ? nullptr : p.random(H, -1, 0),
+                             rates, kind == 1 ? any(H) : nullptr, H, H, H, H, keys, K, kind == 1 ? 1 : keys, 0, kind == 1, own, kind == 0, 0.5, 0.1, 0.5, state.part<T>(H * keys * (K + 1))};
     };
     program.add(kMatrix, matrix(1, K, q, k));
     program.add(kMatrix, matrix(2, K, q, k));
+    // A block for each bit of the number of tokens, which is below 2^10, and the weight of the token itself.
+    const int64_t blocks = 11, levels = x(H * blocks);
+    product(normed, D, kSoftplus, H * blocks, levels, 0);
+    stage::Matrix grown = matrix(1, K, q, k);
+    grown.levels = levels, grown.blocks = blocks, grown.state = state.part<T>(blocks * W * K);
+    program.add(kMatrix, grown);
     program.add(kBonus, stage::Bonus{q, k, v, mixed, any(W), H, K, K});
     const int64_t widths[] = {K, 2 * K, features, K, K, K + 1, K + 1};
     for (int64_t kind = 0; kind < 7; ++kind) {
@@ -252,6 +258,14 @@ void add_recurrent_stages(Pool<T>& p, Program& program, Shared& room, Shared& st
     auto shifted = matrix(0, K, q, k);
     shifted.decay = nullptr, shifted.mean = 0, shifted.shift = 1, shifted.state = state.part<T>(H * (K + 1) * (K + 1));
     program.add(kMatrix, shifted);
+    const T* beta = any(W);
+    program.add(kEnergy, stage::Energy{v, none, wide, beta, H, K, 1e-6, 40.0});
+    program.add(kEnergy, stage::Energy{wide, gates, mixed, beta, H, K, 1e-6, 0.0});
+    program.add(kModes, stage::Modes{q, wide, any(H), any(H), any(H), any(H * W * 2), W, H, 1e-4, state.part<T>(H * 2)});
+    const int64_t both = x(2 * H);
+    product(normed, D, kSigmoid, 2 * H, both, 0);
+    program.add(kZeroSum, stage::ZeroSum{q, k, v, gates, both, mixed, any(W), any(H), H, K, 1e-6, state.part<T>(W), state.part<double>(H), state.part<double>(H),
+                                         state.part<double>(W * K), state.part<double>(2 * W * K)});
     program.add(kMap, stage::Map{q, any(W), mixed, W, kSigmoid});  // time steps are above 0
     program.add(kSelective, stage::Selective{q, mixed, k, v, gates, any(W * H), any(W), W, H, 1.0, state.part<T>(W * H)});
     program.add(kStateSpace, stage::StateSpace{q, extra ? v : mixed, any(W * H), any(W * H), extra ? any(W) : nullptr, extra ? any(W * H * 2) : nullptr, extra ? any(W) : nullptr, W, H,

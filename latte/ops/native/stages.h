@@ -68,6 +68,10 @@
 // y = x + (to - x) . (weight + share)
 #define LATTE_FIELDS_Lerp(I, R, W, X, S) X(x) X(to) X(share) W(weight) X(y) I(width)
 
+// Means and soft maxima of values, head by head, with beta = softplus(weight) + floor (heads, width): y = [x, e^{beta x}], the exponent
+// within `range`; and back, where `choice` is given and x has two halves of each head: y = m + choice (log(e) / beta - m), x = [m, e].
+#define LATTE_FIELDS_Energy(I, R, W, X, S) X(x) X(choice) X(y) W(weight) I(heads) I(width) R(floor) R(range)
+
 // The first `turned` channels of each head turned by the token's place, in place.
 #define LATTE_FIELDS_Turn(I, R, W, X, S) X(x) X(angles) I(heads) I(width) I(turned)
 // Each block of x times a matrix of its own: weight (blocks, outputs, inputs), or, `across`, (blocks, inputs, outputs), whose rows are
@@ -77,7 +81,7 @@
 //   0 elu(x) + 1 + floor                        4 softmax(x / n) / n for the n tokens read, this one included
 //   1 [softmax(x), softmax(-x)] + floor         5 [scale z . z, sqrt(1 + constant^2)] / sqrt(2)
 //   2 [1, z, (z_i z_j)_{i<=j}]: e^r to second order   6 [z . z / |z . z|, sqrt(constant^2 + floor)]
-//   3 relu(x)                                   scale, constant: numbers of each head
+//   3 relu(x) + floor                           scale, constant: numbers of each head
 #define LATTE_FIELDS_Features(I, R, W, X, S) X(x) X(y) I(kind) I(heads) I(width) R(floor) I(groups) W(scale) W(constant)
 
 // S' = e^g . S + k v^T - b (a^T S)    y = S'^T q + skip v    where heads remember a matrix (key_width, value_width)
@@ -88,9 +92,16 @@
 //   earlier: y reads S. mean: one value more, a constant 1, is remembered, and y is divided by what it gives.
 //   shift: one value and one key more, constants of 1, are remembered: sums of values and keys, and n tokens. Weights are shifted by one
 //   number so that they sum to n, and y is divided by n.
+//   levels  weights (heads, blocks): S is the sum of one matrix for each bit of the number of tokens read, that at index i of the last
+//         2^i tokens before the smaller ones. y reads the token's own k v^T times weight 0 and matrix i times weight 1 + i.
 #define LATTE_FIELDS_Matrix(I, R, W, X, S) \
-    X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
-    I(value_width) I(decays) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state) I(shift)
+    X(q) X(k) X(v) X(y) X(g) X(write) X(a) X(b) X(levels) W(decay) W(log_rate) W(skip) I(heads) I(q_heads) I(k_heads) I(v_heads) I(key_width) \
+    I(value_width) I(decays) I(blocks) I(delta) I(earlier) I(mean) R(query_scale) R(key_scale) R(decay_scale) S(state) I(shift)
+// ZeroS, at the nth token, with q and k at length 1 (or divided by `least`), mean_n x = mean_{n-1} + (x - mean_{n-1}) / n and two gates:
+//   s = -u . m / sqrt(width)   m = (e^tau mu + n mean_n u) / (e^tau + n)   F = q . sum_i softmax_i(s) k_i v_i^T   G, H = q . mean_n k [s v, v]^T
+//   y = gates_1 (F - H) + (gates_0 - gates_1) (G - mean_n(s) H), 0 at the first token. Sums are in double precision.
+#define LATTE_FIELDS_ZeroSum(I, R, W, X, S) \
+    X(q) X(k) X(v) X(u) X(gates) X(y) W(mu) W(tau) I(heads) I(width) R(least) S(direction) S(logits) S(log_norm) S(soft) S(plain)
 // y += (sum_i q_i weight_i k_i) v, head by head: weight (heads, key_width).
 #define LATTE_FIELDS_Bonus(I, R, W, X, S) X(q) X(k) X(v) X(y) W(weight) I(heads) I(key_width) I(value_width)
 
@@ -101,6 +112,9 @@
 // Without log_step: step = 1. Without read: y = Re h'.
 #define LATTE_FIELDS_StateSpace(I, R, W, X, S) \
     X(x) X(y) W(log_rate) W(frequency) W(log_step) W(read) W(skip) I(width) I(size) R(slowest) R(most) R(longest) S(h)
+// S5: `size` such models that all channels feed, u = in x with in (size, width, 2): h' = a h + (a - 1) / A u    y = 2 conj h', (size, 2)
+#define LATTE_FIELDS_Modes(I, R, W, X, S) \
+    X(x) X(y) W(log_rate) W(frequency) W(log_step) W(in) I(width) I(size) R(slowest) S(h)
 // RWKV-4, with w = e^decay: y = S + sigmoid(first + k - a) (v - S)    a' = logaddexp(a - w, k)    S' = S + exp(k - a') (v - S)
 #define LATTE_FIELDS_Wkv(I, R, W, X, S) X(k) X(v) X(y) W(decay) W(first) I(width) S(log_norm) S(mean)
 // Filters with e^{log_step}, e^{log_rate} and e^{log_variance} (width, size), exponents in [-15, 5], fade = min(20, step rate), a = e^-fade
@@ -115,7 +129,7 @@
 #define LATTE_STAGES(STAGE) \
     STAGE(Embed) STAGE(Given) STAGE(Norm) STAGE(Product) STAGE(Map) STAGE(Gate) STAGE(Lerp) STAGE(Blocks) STAGE(Features) STAGE(Conv) \
     STAGE(Rglru) STAGE(StateSpace) STAGE(Selective) STAGE(Kalman) STAGE(Wkv) STAGE(Angles) STAGE(Turn) STAGE(Keep) STAGE(Attend) STAGE(Merge) \
-    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Average)
+    STAGE(Hold) STAGE(Latents) STAGE(Matrix) STAGE(Bonus) STAGE(Average) STAGE(Modes) STAGE(Energy) STAGE(ZeroSum)
 
 namespace latte {
 

@@ -118,7 +118,7 @@ class Stage<stage::Features, T> : public RowTask<T> {
                 case 1: softmax(y, x, T(1)), softmax(y + K, x, T(-1)); break;
                 case 2: second_order(y, x); break;
                 case 3:
-                    for (int64_t i = 0; i < K; ++i) y[i] = x[i] > 0 ? x[i] : T(0);
+                    for (int64_t i = 0; i < K; ++i) y[i] = (x[i] > 0 ? x[i] : T(0)) + T(s_.floor);
                     break;
                 case 4:
                     softmax(y, x, 1 / read);
@@ -158,6 +158,37 @@ class Stage<stage::Features, T> : public RowTask<T> {
             for (int64_t j = i; j < K; ++j) *pair++ = y[1 + i] * y[1 + j] * (i == j ? half : T(1));
     }
     const stage::Features& s_;
+};
+
+template <class T>
+class Stage<stage::Energy, T> : public RowTask<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Energy& s) : RowTask<T>(f), s_(s) {}
+
+  protected:
+    void row(int64_t r) override {
+        const int64_t K = s_.width;
+        const T floor = T(s_.floor), range = T(s_.range);
+        for (int64_t h = 0; h < s_.heads; ++h) {
+            const int64_t at = (r * s_.heads + h) * K;
+            const T *x = this->f_.at(s_.x), *choice = s_.choice < 0 ? nullptr : this->f_.at(s_.choice) + at, *weight = (const T*)s_.weight + h * K;
+            T* y = this->f_.at(s_.y);
+            each_vector<T>(K, [=](int64_t c, int64_t k) __attribute__((always_inline)) {
+                const Vec<T> beta = activated<T>(kSoftplus, load_some(weight + c, k, T(0))) + splat(floor), v = load_some(x + (choice ? 2 : 1) * at + c, k, T(0));
+                if (!choice) {
+                    store_some(y + 2 * at + c, v, k);
+                    store_some(y + 2 * at + K + c, vexp(vmax<T>(splat(-range), vmin<T>(beta * v, splat(range)))), k);
+                    return;
+                }
+                Vec<T> most = load_some(x + 2 * at + K + c, k, T(1));
+                for (int i = 0; i < kWidth<T>; ++i) most[i] = T(::log(double(most[i])));
+                store_some(y + at + c, v + load_some(choice + c, k, T(0)) * (most / beta - v), k);
+            });
+        }
+    }
+
+  private:
+    const stage::Energy& s_;
 };
 
 LATTE_END

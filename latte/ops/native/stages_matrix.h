@@ -19,7 +19,12 @@ class Stage<stage::Matrix, T> : public Task<T> {
         for (int64_t t = 0; t < f_.g.T; ++t) {
             const int64_t row = t * f_.g.B + b;
             prepare(row, h);
-            T *y = f_.at(s_.y) + (row * s_.heads + h) * V, *to = f_.after(t, s_.state) + at, *sums = to + s_.key_width * columns_;
+            T* y = f_.at(s_.y) + (row * s_.heads + h) * V;
+            if (s_.blocks) {
+                levels(t, b, h, y);
+                continue;
+            }
+            T *to = f_.after(t, s_.state) + at, *sums = to + s_.key_width * columns_;
             step(f_.before(t, s_.state) + at, to);
             if (s_.shift) add_scaled(y_, (const T*)sums, 1 - y_[V] / sums[V], V);
             const T scale = s_.shift ? 1 / sums[V] : s_.mean ? 1 / y_[V] : T(1), skip = s_.skip ? ((const T*)s_.skip)[h] : T(0);
@@ -59,7 +64,29 @@ class Stage<stage::Matrix, T> : public Task<T> {
         each_vector<T>(K, [=](int64_t i, int64_t k) __attribute__((always_inline)) { store_some(kept + i, vexp(load_some((const T*)kept + i, k, T(0))), k); });
     }
 
-    void step(const T* from, T* to) {
+    // Binary addition of the token to the blocks: those below the lowest bit that is 0 join in the block there. Blocks of bits that are
+    // 0 are neither read nor written.
+    void levels(int64_t t, int64_t b, int64_t h, T* y) {
+        const int64_t K = s_.key_width, V = s_.value_width, size = K * V, first = b * s_.blocks * s_.heads + h, place = f_.place(t, b);
+        const T *weights = f_.at(s_.levels) + ((t * f_.g.B + b) * s_.heads + h) * s_.blocks, *from = f_.before(t, s_.state);
+        const int64_t carry = __builtin_ctzll(uint64_t(place) + 1);
+        T *to = f_.after(t, s_.state), *joined = to + (first + carry * s_.heads) * size;
+        T own = s_.skip ? ((const T*)s_.skip)[h] : T(0);
+        for (int64_t i = 0; i < K; ++i) {
+            own += weights[0] * query_[i] * key_[i];
+            for (int64_t c = 0; c < V; ++c) joined[i * V + c] = key_[i] * value_[c];
+        }
+        for (int64_t c = 0; c < V; ++c) y[c] = own * value_[c], value_[c] = 0;
+        for (int64_t i = 0; place >> i; ++i) {
+            if (!(place >> i & 1)) continue;
+            const int64_t at = (first + i * s_.heads) * size;
+            step(from + at, i < carry ? joined : to + at, i < carry);
+            add_scaled(y, (const T*)y_, weights[1 + i], V);
+        }
+    }
+
+    // `joins`: added to what is there.
+    void step(const T* from, T* to, bool joins = false) {
         const T *query = query_, *key = key_, *kept = kept_, *read = read_, *erased = erased_, *value = value_;
         const int64_t K = rows_, C = columns_;
         const bool erases = s_.delta || s_.a >= 0, earlier = s_.earlier;
@@ -75,7 +102,7 @@ class Stage<stage::Matrix, T> : public Task<T> {
                     const Vec<T> old = load_some(from + i * C + c + j * W, lanes, T(0));
                     Vec<T> now = splat(kept[i]) * old + splat(key[i]) * v[j];
                     if (erases) now = now - splat(erased[i]) * given[j];
-                    store_some(to + i * C + c + j * W, now, lanes);
+                    store_some(to + i * C + c + j * W, joins ? now + load_some((const T*)to + i * C + c + j * W, lanes, T(0)) : now, lanes);
                     sum[j] = splat(query[i]) * (earlier ? old : now) + sum[j];
                 }
             for (int j = 0; j < n; ++j) store_some(y + c + j * W, sum[j], lanes);

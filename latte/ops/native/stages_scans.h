@@ -56,7 +56,27 @@ class Stage<stage::Selective, T> : public ChannelTask<T> {
     const stage::Selective& s_;
 };
 
-// In double precision, as a constant factor repeats its rounding at every token. Factors are made anew: weights may have changed.
+// One number of a diagonal model, discretised by zero-order hold: a = re + i im = e^{A step} with A = -rate + i speed. In double precision,
+// as a constant factor repeats its rounding at every token. It is made anew at each: weights may have changed.
+struct Pole {
+    double rate, speed, re, im;
+    Pole() {}
+    Pole(double rate, double speed, double step) : rate(rate), speed(speed) {
+        const double size = ::exp(-rate * step);
+        re = size * ::cos(speed * step), im = size * ::sin(speed * step);
+    }
+    // (a - 1) / A . (x + i y)
+    void held(double x, double y, double& to_re, double& to_im) const {
+        const double norm = rate * rate + speed * speed, gain_re = ((1 - re) * rate + im * speed) / norm, gain_im = ((1 - re) * speed - im * rate) / norm;
+        to_re = gain_re * x - gain_im * y, to_im = gain_re * y + gain_im * x;
+    }
+};
+template <class T>
+double bounded_exp(const void* exponents, int64_t i, double most) {
+    const double exponent = double(((const T*)exponents)[i]);
+    return ::exp(exponent < most ? exponent : most);
+}
+
 template <class T>
 class Stage<stage::StateSpace, T> : public ChannelTask<T> {
   public:
@@ -69,28 +89,66 @@ class Stage<stage::StateSpace, T> : public ChannelTask<T> {
         for (int64_t d = first; d < last; ++d) {
             const T x = f.at(s_.x)[row + d], *from = f.before(t, s_.h) + (b * D + d) * N * 2;
             T* to = f.after(t, s_.h) + (b * D + d) * N * 2;
-            const double step = s_.log_step ? bounded(((const T*)s_.log_step)[d], s_.longest) : 1.0;
+            const double step = s_.log_step ? bounded_exp<T>(s_.log_step, d, s_.longest) : 1.0;
             double y = s_.skip ? double(((const T*)s_.skip)[d]) * double(x) : 0.0;
             for (int64_t n = 0; n < N; ++n) {
-                const double rate = s_.slowest + bounded(((const T*)s_.log_rate)[d * N + n], s_.most), speed = double(((const T*)s_.frequency)[d * N + n]);
-                const double size = ::exp(-rate * step), re = size * ::cos(speed * step), im = size * ::sin(speed * step);
-                const double h_re = re * double(from[2 * n]) - im * double(from[2 * n + 1]) + double(x), h_im = re * double(from[2 * n + 1]) + im * double(from[2 * n]);
+                const Pole a(s_.slowest + bounded_exp<T>(s_.log_rate, d * N + n, s_.most), double(((const T*)s_.frequency)[d * N + n]), step);
+                const double h_re = a.re * double(from[2 * n]) - a.im * double(from[2 * n + 1]) + double(x), h_im = a.re * double(from[2 * n + 1]) + a.im * double(from[2 * n]);
                 to[2 * n] = T(h_re), to[2 * n + 1] = T(h_im);
-                y += s_.read ? seen(h_re, h_im, re - 1, im, rate, speed, (const T*)s_.read + (d * N + n) * 2) : h_re;
+                y += s_.read ? seen(a, h_re, h_im, (const T*)s_.read + (d * N + n) * 2) : h_re;
             }
             f.at(s_.y)[row + d] = T(y);
         }
     }
 
   private:
-    static double bounded(T exponent, double most) { return ::exp(double(exponent) < most ? double(exponent) : most); }
-    // 2 Re(c change / A . h) with A = -rate + i speed.
-    static double seen(double h_re, double h_im, double re, double im, double rate, double speed, const T* c) {
-        const double norm = rate * rate + speed * speed, gain_re = (-re * rate + im * speed) / norm, gain_im = (-im * rate - re * speed) / norm;
-        const double by_re = gain_re * double(c[0]) - gain_im * double(c[1]), by_im = gain_re * double(c[1]) + gain_im * double(c[0]);
+    // 2 Re(c (a - 1) / A . h)
+    static double seen(const Pole& a, double h_re, double h_im, const T* c) {
+        double by_re, by_im;
+        a.held(double(c[0]), double(c[1]), by_re, by_im);
         return 2 * (by_re * h_re - by_im * h_im);
     }
     const stage::StateSpace& s_;
+};
+
+// Some of the models for all rows are a piece: their weights are read once.
+template <class T>
+class Stage<stage::Modes, T> : public Task<T> {
+  public:
+    Stage(const Frame<T>& f, const stage::Modes& s) : f_(f), s_(s), mem_(room(2 * s.width + 1, sizeof(T))), spread_(mem_.zeros<T>(2 * s.width + 1)) {}
+    int64_t pieces() const override { return (s_.size + kAtOnce - 1) / kAtOnce; }
+    void run(int64_t piece) override {
+        const int64_t D = s_.width, first = piece * kModes, n = min64(s_.size - first, kModes);
+        const T* weights = (const T*)s_.in + first * 2 * D;
+        Pole poles[kModes];
+        for (int64_t p = 0; p < n; ++p) {
+            const double rate = s_.slowest + bounded_exp<T>(s_.log_rate, first + p, INFINITY);
+            poles[p] = Pole(rate, double(((const T*)s_.frequency)[first + p]), bounded_exp<T>(s_.log_step, first + p, INFINITY));
+        }
+        for (int64_t r = 0; r < f_.rows; ++r) {
+            const T* x = f_.at(s_.x) + r * D;
+            for (int64_t d = 0; d < D; ++d) spread_[1 + 2 * d] = x[d];
+            for (int64_t p = 0; p < n; ++p) token(poles[p], r, first + p, weights + p * 2 * D);
+        }
+    }
+
+  private:
+    static constexpr int64_t kModes = 8;
+    // `spread_` has a 0 before each number of x and behind it: so it meets the real or the imaginary parts of the weight.
+    void token(const Pole& a, int64_t r, int64_t p, const T* weight) {
+        const int64_t t = r / f_.g.B, at = (r % f_.g.B * s_.size + p) * 2;
+        const T* from = f_.before(t, s_.h) + at;
+        T *to = f_.after(t, s_.h) + at, *y = f_.at(s_.y) + (r * s_.size + p) * 2;
+        double u_re, u_im;
+        a.held(double(dot(weight, (const T*)spread_ + 1, 2 * s_.width)), double(dot(weight, (const T*)spread_, 2 * s_.width)), u_re, u_im);
+        to[0] = T(a.re * double(from[0]) - a.im * double(from[1]) + u_re), to[1] = T(a.re * double(from[1]) + a.im * double(from[0]) + u_im);
+        y[0] = 2 * to[0], y[1] = -2 * to[1];
+    }
+
+    const Frame<T>& f_;
+    const stage::Modes& s_;
+    Scratch mem_;
+    T* spread_;
 };
 
 template <class T>

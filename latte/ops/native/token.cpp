@@ -11,6 +11,7 @@
 #include "stages_matrix.h"
 #include "stages_recurrent.h"
 #include "stages_scans.h"
+#include "stages_zeros.h"
 
 LATTE_BEGIN
 
