@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "the minimum of a block of weights is left out",
         "latte/ops/native/blocks.h",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, 0);",
+        "{ four_bits(from + 4, s[0], s[1], to, to + kSixteen); }",
+        "{ four_bits(from + 4, s[0], 0, to, to + kSixteen); }",
         STEP,
     ),
     Mutant(
@@ -252,8 +252,29 @@ MUTANTS = [
     Mutant(
         "high and low four bits of a weight change places",
         "latte/ops/native/blocks.h",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
-        "four_bits<4>(to[0], q, d, m), four_bits<0>(to[1], q, d, m);",
+        "{ four_bits(from + 4, s[0], s[1], to, to + kSixteen); }",
+        "{ four_bits(from + 4, s[0], s[1], to + kSixteen, to); }",
+        BLOCKS,
+    ),
+    Mutant(
+        "scales of rows side by side change places",
+        "latte/ops/native/product.h",
+        "B::read(w + r * ld, scales + r * B::scales, weights);",
+        "B::read(w + r * ld, scales + (n - 1 - r) * B::scales, weights);",
+        BLOCKS,
+    ),
+    Mutant(
+        "the end of a wide row meets the beginning of x",
+        "latte/ops/native/product.h",
+        "w += kBlocksAtOnce<B> * B::bytes, x += kBlocksAtOnce<B> * B::numbers) {",
+        "w += kBlocksAtOnce<B> * B::bytes) {",
+        BLOCKS,
+    ),
+    Mutant(
+        "a wide row of floats repeats its first scales",
+        "latte/ops/native/blocks.h",
+        "read_scales<B, 1>(w, 0, blocks, scales);",
+        "if (w == from) read_scales<B, 1>(w, 0, blocks, scales);",
         BLOCKS,
     ),
     Mutant(
