@@ -298,4 +298,32 @@ MUTANTS = [
         "        if kind < 0:\n",
         GGUF,
     ),
+    Mutant(
+        "a draw forgets the parts before",
+        "latte/generation/sampling.py",
+        "wanted - (below[part - 1] if part else 0.0)",
+        "wanted",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "a word whose share is 0 is drawn",
+        "latte/generation/sampling.py",
+        'inside, wanted - (below[part - 1] if part else 0.0), side="right")',
+        'inside, wanted - (below[part - 1] if part else 0.0), side="left")',
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "temperature is left out of a plain draw",
+        "latte/generation/sampling.py",
+        "    share *= np.float32(1 / sampling.temperature)\n",
+        "",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "the block of states after a token is the one before",
+        MEMORY,
+        "return before, start + first * size",
+        "return before, before",
+        STEP,
+    ),
 ]
