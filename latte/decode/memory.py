@@ -64,10 +64,11 @@ class SessionMemory:
                 self._now, self._behind, first = 0, 0, 1
             else:
                 first = 0
-        before = self._blocks[self._now].data_ptr()
+        start, size = self._blocks.data_ptr(), self.block_bytes
+        before = start + self._now * size
         self._now, self._behind = first + tokens - 1, min(self._behind, count - 1 - tokens) + tokens
         self._grow(tokens)
-        return before, self._blocks[first].data_ptr()
+        return before, start + first * size
 
     def read(self, tokens: int) -> None:
         """Count the tokens of a call."""

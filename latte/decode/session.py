@@ -63,7 +63,7 @@ class DecodeSession:
         on the other rows, nor on T. The caller has checked all.
         """
         memory, (B, T) = self.memory, x.shape[:2]
-        x = x.transpose(0, 1).contiguous()
+        x = x.contiguous() if T == 1 or B == 1 else x.transpose(0, 1).contiguous()  # (T, B) in memory
         y_TB = torch.empty((T, B, program.output), dtype=program.layout.dtype, device="cpu")
         with torch.inference_mode(False):
             before, after = memory.advance(T, min(history, SPARE))

@@ -54,6 +54,7 @@ class Reader:
 
     def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, chunk: int = 512) -> None:
         self.model, self.tokenizer, self.chunk = model.eval(), tokenizer, chunk
+        self.device = model.device  # kept: looking for it takes as long as a small layer
         self.cache: Any = None
         self.waiting: int | None = None
         self.count = 0  # tokens read, the waiting one included
@@ -100,7 +101,7 @@ class Reader:
         if self.waiting is None:
             raise UserError("there is nothing to continue: give a prompt, a prompt file or a saved state")
         sampling, self.written = sampling_of(recipe), []
-        chance = sampling.generator(self.model.device)
+        chance = sampling.generator(self.device)
         ends = {*ends, *self.ends()} if recipe.stop_at_end else set()
         for _ in range(recipe.max_new_tokens):
             (token,) = choose(self._forward([self.waiting]), [sampling], [self.written], [chance])
@@ -185,7 +186,7 @@ class Reader:
     @torch.no_grad()
     def _forward(self, ids: list[int]) -> Tensor:
         """Read tokens and return the logits after the last."""
-        tokens = torch.tensor([ids], device=self.model.device)
+        tokens = torch.tensor([ids], device=self.device)
         output = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
         return output.logits[:, -1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -18,6 +19,8 @@ from transformers import (
 )
 
 REMEMBERED = 1024  # written tokens that the repetition penalty applies to
+PART = 64  # words whose shares are summed before one of them is drawn
+IMPROBABLE = "probabilities of the next token are NaN or 0, expected finite logits"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the temperature changes the probabilities."""
+        return not self.top_k and self.top_p == 1 and not self.min_p and self.repetition_penalty == 1
 
     @property
     def kind(self) -> tuple[float, ...]:
@@ -120,6 +128,10 @@ def choose(
         kinds.setdefault(sampling.kind, []).append(row)
     for rows in kinds.values():
         sampling = samplings[rows[0]]
+        if sampling.plain and logits_BW.device.type == "cpu":
+            for row in rows:
+                tokens[row] = _choose_alone(logits_BW[row], sampling, generators[row])
+            continue
         mine_NW = logits_BW if len(rows) == len(samplings) else logits_BW[torch.tensor(rows, device=logits_BW.device)]
         scores_NW = scores(mine_NW, sampling, [written[row] for row in rows])
         if sampling.greedy:
@@ -129,6 +141,38 @@ def choose(
             for row, share_W in zip(rows, scores_NW.softmax(dim=-1), strict=True):
                 tokens[row] = draw(share_W, generators[row])
     return tokens
+
+
+def _choose_alone(logits_W: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """The next token of a row on the CPU whose probabilities are softmax(logits / temperature).
+
+    By numpy, whose operations stay on one thread: waking torch's others takes longer than a vocabulary's exponentials.
+    """
+    logits = logits_W.detach().float().numpy()
+    top = int(logits.argmax())
+    if sampling.greedy:
+        return top
+    if not np.isfinite(logits[top]):  # argmax is at the first NaN if there is one
+        raise RuntimeError(IMPROBABLE)
+    share = logits - logits[top]
+    share *= np.float32(1 / sampling.temperature)
+    np.exp(share, out=share)
+    return _draw_numpy(share, float(torch.rand(1, dtype=torch.float64, generator=generator)))
+
+
+def _draw_numpy(share_W: np.ndarray, chance: float) -> int:
+    """A word by its share, of any sum above 0, from a number in [0, 1): the part of the words first, then the word.
+
+    A word whose share is 0 is never drawn.
+    """
+    below = np.add.reduceat(share_W, np.arange(0, len(share_W), PART)).astype(np.float64).cumsum()
+    wanted = chance * below[-1]
+    part = int(np.searchsorted(below, wanted, side="right"))
+    part = min(part, int(np.searchsorted(below, below[-1])))  # a chance that rounding made 1
+    words = share_W[part * PART : (part + 1) * PART]
+    inside = words.cumsum(dtype=np.float64)
+    word = int(np.searchsorted(inside, wanted - (below[part - 1] if part else 0.0), side="right"))
+    return part * PART + (word if word < len(words) else int(words.nonzero()[0][-1]))
 
 
 def draw(share_W: Tensor, generator: torch.Generator) -> int:
@@ -141,7 +185,7 @@ def draw(share_W: Tensor, generator: torch.Generator) -> int:
     """
     below_W = share_W.double().cumsum(dim=-1)
     if not below_W[-1] > 0:
-        raise RuntimeError("probabilities of the next token are NaN or 0, expected finite logits")
+        raise RuntimeError(IMPROBABLE)
     chance = torch.rand(1, dtype=torch.float64, device=share_W.device, generator=generator) * below_W[-1]
     found = int(torch.searchsorted(below_W, chance, right=True))
     return found if found < len(share_W) else int(share_W.nonzero()[-1])  # a chance that rounding made 1

@@ -216,8 +216,8 @@ def _rows_in_our_order(model: Any, target: str, rows: Tensor) -> Tensor:
     heads = turned.get(target.split(".")[-1])
     if heads is None:
         return rows
-    turned_rows = rows.view(heads, -1, 2, rows.shape[-1]).transpose(1, 2).reshape(rows.shape)
-    return rows.copy_(turned_rows)  # where they lay, in large pages
+    order = torch.arange(len(rows)).view(heads, -1, 2).transpose(1, 2).flatten()
+    return rows.copy_(rows[order])  # where they lay, in large pages
 
 
 def _theta(about: dict[str, Any]) -> float:

@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "the minimum of a block of weights is left out",
         "latte/ops/native/blocks.h",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, 0);",
+        "{ four_bits(from + 4, s[0], s[1], to, to + kSixteen); }",
+        "{ four_bits(from + 4, s[0], 0, to, to + kSixteen); }",
         STEP,
     ),
     Mutant(
@@ -252,8 +252,29 @@ MUTANTS = [
     Mutant(
         "high and low four bits of a weight change places",
         "latte/ops/native/blocks.h",
-        "four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);",
-        "four_bits<4>(to[0], q, d, m), four_bits<0>(to[1], q, d, m);",
+        "{ four_bits(from + 4, s[0], s[1], to, to + kSixteen); }",
+        "{ four_bits(from + 4, s[0], s[1], to + kSixteen, to); }",
+        BLOCKS,
+    ),
+    Mutant(
+        "scales of rows side by side change places",
+        "latte/ops/native/product.h",
+        "B::read(w + r * ld, scales + r * B::scales, weights);",
+        "B::read(w + r * ld, scales + (n - 1 - r) * B::scales, weights);",
+        BLOCKS,
+    ),
+    Mutant(
+        "the end of a wide row meets the beginning of x",
+        "latte/ops/native/product.h",
+        "w += kBlocksAtOnce<B> * B::bytes, x += kBlocksAtOnce<B> * B::numbers) {",
+        "w += kBlocksAtOnce<B> * B::bytes) {",
+        BLOCKS,
+    ),
+    Mutant(
+        "a wide row of floats repeats its first scales",
+        "latte/ops/native/blocks.h",
+        "read_scales<B, 1>(w, 0, blocks, scales);",
+        "if (w == from) read_scales<B, 1>(w, 0, blocks, scales);",
         BLOCKS,
     ),
     Mutant(
@@ -402,5 +423,33 @@ MUTANTS = [
         "(copies * double(mu[c]) + count",
         "(count",
         SERVED,
+    ),
+    Mutant(
+        "a draw forgets the parts before",
+        "latte/generation/sampling.py",
+        "wanted - (below[part - 1] if part else 0.0)",
+        "wanted",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "a word whose share is 0 is drawn",
+        "latte/generation/sampling.py",
+        'inside, wanted - (below[part - 1] if part else 0.0), side="right")',
+        'inside, wanted - (below[part - 1] if part else 0.0), side="left")',
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "temperature is left out of a plain draw",
+        "latte/generation/sampling.py",
+        "    share *= np.float32(1 / sampling.temperature)\n",
+        "",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Mutant(
+        "the block of states after a token is the one before",
+        MEMORY,
+        "return before, start + first * size",
+        "return before, before",
+        STEP,
     ),
 ]

@@ -59,6 +59,26 @@ def test_products_of_few_and_many_rows(kind, each_backend):
         assert torch.equal(block_linear(x[:1, :7], blocks, kind), block_linear(x, blocks, kind)[:1, :7])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 6, 12])  # of the matrix: read alone, and four side by side
+@pytest.mark.parametrize("kind", FORMATS)
+def test_products_with_wide_rows(kind, rows, each_backend):
+    """Rows whose scales do not fit in the kernel's memory at once; a row of x gives the same bits among others."""
+    known = FORMATS[kind]
+    count = 9000 // known.numbers
+    raw = np.random.default_rng(0).integers(0, 256, (rows, count * known.bytes), dtype=np.uint8)
+    parts = raw.reshape(-1, known.bytes)
+    for place in HALVES[kind]:  # another scale for each block
+        parts[:, place : place + 2] = np.linspace(0.01, 0.1, len(parts), dtype=np.float16)[:, None].view(np.uint8)
+    blocks, x = torch.from_numpy(raw), torch.randn(3, count * known.numbers)
+    wanted = x.double() @ unpack(blocks, kind, x.shape[1]).double().T
+    got = block_linear(x, blocks, kind)
+    torch.testing.assert_close(got, wanted.float(), atol=1e-5 * float(wanted.abs().max()), rtol=0)
+    if each_backend == "native":
+        for row in range(3):
+            assert torch.equal(block_linear(x[row : row + 1], blocks, kind), got[row : row + 1])
+
+
 def test_packing_is_as_exact_as_that_of_gguf():
     torch.manual_seed(0)
     weight = torch.randn(33, 96) * torch.rand(33, 1)

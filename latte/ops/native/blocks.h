@@ -48,120 +48,175 @@ LATTE_INLINE float half(const uint8_t* p) {
 #endif
 }
 
-// Sixteen numbers at a time, which is as many bytes as make sense to load at once; a compiler builds them of narrower vectors where
-// it has to. Shapes are the same on every machine, and so are the results.
+LATTE_INLINE void sixteen_halves(const uint16_t* from, float* to) {
+#if defined(__AVX512F__)
+    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)));
+#elif defined(__F16C__)
+    for (int i = 0; i < 16; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
+#else
+    for (int i = 0; i < 16; ++i) to[i] = half((const uint8_t*)(from + i));
+#endif
+}
+
+// Sixteen bytes are loaded at a time and become as many vectors of floats as it takes.
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef int8_t SignedBytes __attribute__((vector_size(16)));
-typedef int32_t Integers __attribute__((vector_size(64)));
-typedef float Sixteen __attribute__((vector_size(64)));
+constexpr int kSixteen = 16 / kWidth<float>;  // vectors of sixteen floats
 
 LATTE_INLINE Bytes bytes_at(const uint8_t* p) {
     Bytes v;
     memcpy(&v, p, 16);
     return v;
 }
-// Passed by reference: where vectors of 64 bytes are no registers, the calling convention would depend on the compiler.
-// By name on x86, where some compilers convert loaded bytes one by one.
-#if defined(__AVX512F__)
-LATTE_INLINE void to_floats(Sixteen& y, const Bytes& x) { y = (Sixteen)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)x)); }
-LATTE_INLINE void to_floats(Sixteen& y, const SignedBytes& x) { y = (Sixteen)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x)); }
-#elif defined(__AVX2__)
-LATTE_INLINE void to_floats(Sixteen& y, const Bytes& x) {
-    const __m128i low = (__m128i)x, high = _mm_unpackhi_epi64(low, low);
-    const __m256 both[2] = {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
-    memcpy(&y, both, 64);
+// By name on x86, where compilers convert bytes one by one, or by way of memory.
+#if LATTE_BYTES == 64 && defined(__AVX512F__)
+LATTE_INLINE void to_floats(Vec<float>* y, Bytes x) { y[0] = (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)x)); }
+LATTE_INLINE void to_floats(Vec<float>* y, SignedBytes x) { y[0] = (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x)); }
+#elif LATTE_BYTES == 32 && defined(__AVX2__)
+LATTE_INLINE void to_floats(Vec<float>* y, Bytes x) {
+    y[0] = (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32((__m128i)x));
+    y[1] = (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64((__m128i)x, (__m128i)x)));
 }
-LATTE_INLINE void to_floats(Sixteen& y, const SignedBytes& x) {
-    const __m128i low = (__m128i)x, high = _mm_unpackhi_epi64(low, low);
-    const __m256 both[2] = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))};
-    memcpy(&y, both, 64);
+LATTE_INLINE void to_floats(Vec<float>* y, SignedBytes x) {
+    y[0] = (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32((__m128i)x));
+    y[1] = (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64((__m128i)x, (__m128i)x)));
+}
+#elif LATTE_BYTES == 16 && defined(__SSE2__)
+LATTE_INLINE void to_floats(Vec<float>* y, Bytes x) {
+    const __m128i zero = _mm_setzero_si128();
+    const __m128i pairs[2] = {_mm_unpacklo_epi8((__m128i)x, zero), _mm_unpackhi_epi8((__m128i)x, zero)};
+    for (int i = 0; i < 2; ++i) {
+        y[2 * i] = (Vec<float>)_mm_cvtepi32_ps(_mm_unpacklo_epi16(pairs[i], zero));
+        y[2 * i + 1] = (Vec<float>)_mm_cvtepi32_ps(_mm_unpackhi_epi16(pairs[i], zero));
+    }
+}
+LATTE_INLINE void to_floats(Vec<float>* y, SignedBytes x) {
+    const __m128i zero = _mm_setzero_si128();
+    // A byte at the upper end of its lane, moved down with its sign.
+    const __m128i pairs[2] = {_mm_unpacklo_epi8(zero, (__m128i)x), _mm_unpackhi_epi8(zero, (__m128i)x)};
+    for (int i = 0; i < 2; ++i) {
+        y[2 * i] = (Vec<float>)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpacklo_epi16(zero, pairs[i]), 24));
+        y[2 * i + 1] = (Vec<float>)_mm_cvtepi32_ps(_mm_srai_epi32(_mm_unpackhi_epi16(zero, pairs[i]), 24));
+    }
 }
 #else
-LATTE_INLINE void to_floats(Sixteen& y, const Bytes& x) { y = __builtin_convertvector(__builtin_convertvector(x, Integers), Sixteen); }
-LATTE_INLINE void to_floats(Sixteen& y, const SignedBytes& x) { y = __builtin_convertvector(__builtin_convertvector(x, Integers), Sixteen); }
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef float Sixteen __attribute__((vector_size(64)));
+template <class B>
+LATTE_INLINE void to_floats(Vec<float>* y, B x) {
+    const Sixteen floats = __builtin_convertvector(__builtin_convertvector(x, Integers), Sixteen);
+    memcpy(y, &floats, 64);
+}
 #endif
 
-// Sixteen weights d n + m of 4 bits each, in the low half of a byte (shift 0) or the high one (4). d n is exact in single precision,
-// so one rounding remains however it is computed.
-template <int shift>
-LATTE_INLINE void four_bits(Sixteen& y, const Bytes& q, float d, float m) {
-#if defined(__AVX512F__)
+// Thirty-two weights d n + m of 4 bits: sixteen in the low halves of the bytes, sixteen in the high ones. d n is exact in single
+// precision, so one rounding remains however it is computed.
+LATTE_INLINE void four_bits(const uint8_t* from, float d, float m, Vec<float>* low, Vec<float>* high) {
+#if LATTE_BYTES == 64 && defined(__AVX512F__)
     // The bits choose among the sixteen weights there can be, by the low four bits of each lane.
-    const Sixteen all = (Sixteen)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) * d + m;
-    y = (Sixteen)_mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32((__m128i)q), shift), (__m512)all);
+    const Vec<float> all = (Vec<float>)_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) * splat(d) + splat(m);
+    const __m512i bits = _mm512_cvtepu8_epi32((__m128i)bytes_at(from));
+    *low = (Vec<float>)_mm512_permutexvar_ps(bits, (__m512)all);
+    *high = (Vec<float>)_mm512_permutexvar_ps(_mm512_srli_epi32(bits, 4), (__m512)all);
 #else
-    to_floats(y, shift ? q >> 4 : q & 15);
-    y = y * d + m;
+    const Bytes q = bytes_at(from);
+    to_floats(low, q & 15), to_floats(high, q >> 4);
+    for (int i = 0; i < kSixteen; ++i) low[i] = low[i] * splat(d) + splat(m), high[i] = high[i] * splat(d) + splat(m);
 #endif
 }
 
+// Each format: numbers and bytes of a block; `scales` floats of it, which its first bytes give or `weigh` computes; and `read`, the
+// weights of a block from its bytes and those floats. `halves`: so many scales are halves at the block's beginning, and as converting
+// them one by one takes as long as all the rest, those of many blocks become floats together.
 template <int format>
 struct Block;
 
 template <>
 struct Block<kQ8_0> {
-    static constexpr int64_t numbers = 32, bytes = 34;
-    static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
-        const float d = half(from);
-        const SignedBytes first = (SignedBytes)bytes_at(from + 2), second = (SignedBytes)bytes_at(from + 18);
-        to_floats(to[0], first), to_floats(to[1], second);
-        to[0] = to[0] * d, to[1] = to[1] * d;
+    static constexpr int64_t numbers = 32, bytes = 34, scales = 1, halves = 1;
+    static LATTE_INLINE void read(const uint8_t* from, const float* s, Vec<float>* to) {
+        to_floats(to, (SignedBytes)bytes_at(from + 2)), to_floats(to + kSixteen, (SignedBytes)bytes_at(from + 18));
+        for (int i = 0; i < 2 * kSixteen; ++i) to[i] = to[i] * splat(s[0]);
     }
 };
 template <>
 struct Block<kQ4_0> {
-    static constexpr int64_t numbers = 32, bytes = 18;
-    static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
-        const float d = half(from);
-        const Bytes q = bytes_at(from + 2);
-        four_bits<0>(to[0], q, d, -8 * d), four_bits<4>(to[1], q, d, -8 * d);
+    static constexpr int64_t numbers = 32, bytes = 18, scales = 1, halves = 1;
+    static LATTE_INLINE void read(const uint8_t* from, const float* s, Vec<float>* to) {
+        four_bits(from + 2, s[0], -8 * s[0], to, to + kSixteen);
     }
 };
 template <>
 struct Block<kQ4_1> {
-    static constexpr int64_t numbers = 32, bytes = 20;
-    static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
-        const float d = half(from), m = half(from + 2);
-        const Bytes q = bytes_at(from + 4);
-        four_bits<0>(to[0], q, d, m), four_bits<4>(to[1], q, d, m);
-    }
+    static constexpr int64_t numbers = 32, bytes = 20, scales = 2, halves = 2;
+    static LATTE_INLINE void read(const uint8_t* from, const float* s, Vec<float>* to) { four_bits(from + 4, s[0], s[1], to, to + kSixteen); }
 };
 // Eight parts of 32 with scales and minimums of 6 bits.
 template <>
 struct Block<kQ4_K> {
-    static constexpr int64_t numbers = 256, bytes = 144;
-    static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
+    static constexpr int64_t numbers = 256, bytes = 144, scales = 16, halves = 0;
+    static LATTE_INLINE void weigh(const uint8_t* from, float* to) {
         const float d = half(from), low = half(from + 2);
-        const uint8_t *s = from + 4, *q = from + 16;
+        const uint8_t* s = from + 4;
         for (int part = 0; part < 8; ++part) {
             const int scale = part < 4 ? s[part] & 63 : (s[part + 4] & 15) | (s[part - 4] >> 6 << 4);
             const int least = part < 4 ? s[part + 4] & 63 : (s[part + 4] >> 4) | (s[part] >> 6 << 4);
-            const float one = d * float(scale), m = -(low * float(least));
-            for (int i = 0; i < 2; ++i) {
-                const Bytes packed = bytes_at(q + part / 2 * 32 + 16 * i);
-                part % 2 ? four_bits<4>(to[part * 2 + i], packed, one, m) : four_bits<0>(to[part * 2 + i], packed, one, m);
-            }
+            to[part] = d * float(scale), to[part + 8] = -(low * float(least));
         }
+    }
+    static LATTE_INLINE void read(const uint8_t* from, const float* s, Vec<float>* to) {
+        // Two parts share their bytes, but not their scales.
+        for (int part = 0; part < 8; part += 2)
+            for (int i = 0; i < 2; ++i) {
+                const uint8_t* q = from + 16 + part * 16 + 16 * i;
+                Vec<float>* y = to + (part * 2 + i) * kSixteen;
+                Vec<float> unused[kSixteen];
+                four_bits(q, s[part], s[part + 8], y, unused);
+                four_bits(q, s[part + 1], s[part + 9], unused, y + 2 * kSixteen);
+            }
     }
 };
 // Sixteen parts of 16 with scales of 8 bits; four bits of a number are in one place and two in another.
 template <>
 struct Block<kQ6_K> {
-    static constexpr int64_t numbers = 256, bytes = 210;
-    static LATTE_INLINE void read(const uint8_t* from, Sixteen* to) {
+    static constexpr int64_t numbers = 256, bytes = 210, scales = 16, halves = 0;
+    static LATTE_INLINE void weigh(const uint8_t* from, float* to) {
         const float d = half(from + 208);
-        const int8_t* scales = (const int8_t*)from + 192;
+        for (int part = 0; part < 16; ++part) to[part] = d * float(((const int8_t*)from)[192 + part]);
+    }
+    static LATTE_INLINE void read(const uint8_t* from, const float* s, Vec<float>* to) {
         for (int side = 0; side < 2; ++side)
             for (int part = 0; part < 4; ++part)
                 for (int i = 0; i < 2; ++i) {
                     const Bytes low = bytes_at(from + side * 64 + part % 2 * 32 + 16 * i), high = bytes_at(from + 128 + side * 32 + 16 * i);
                     const Bytes q = (part / 2 ? low >> 4 : low & 15) | (((high >> (2 * part)) & 3) << 4);
-                    Sixteen& y = to[side * 8 + part * 2 + i];
-                    to_floats(y, (SignedBytes)q - 32);
-                    y = y * (d * float(scales[side * 8 + part * 2 + i]));
+                    const int n = side * 8 + part * 2 + i;
+                    to_floats(to + n * kSixteen, (SignedBytes)q - 32);
+                    for (int j = 0; j < kSixteen; ++j) to[n * kSixteen + j] = to[n * kSixteen + j] * splat(s[n]);
                 }
     }
 };
+
+// Scales of up to kBlocksAtOnce blocks in each of n rows, `ld` bytes apart: those of the first block of every row come first.
+constexpr int64_t kScales = 256;
+template <class B>
+constexpr int64_t kBlocksAtOnce = kScales / B::scales;
+
+template <class B, int n>
+LATTE_INLINE void read_scales(const uint8_t* w, int64_t ld, int64_t blocks, float* to) {
+    if constexpr (B::halves > 0) {
+        // All are read before any is converted: a load from two recent stores would wait for them.
+        uint16_t close[n * kScales];
+        for (int64_t i = 0; i < blocks; ++i) {
+            for (int r = 0; r < n; ++r) memcpy(close + (i * n + r) * B::halves, w + r * ld + i * B::bytes, 2 * B::halves);
+            asm volatile("");  // or the compiler builds vectors of them, byte by byte
+        }
+        for (int64_t i = 0; i < blocks * n * B::halves; i += 16) sixteen_halves(close + i, to + i);
+    } else {
+        for (int64_t i = 0; i < blocks; ++i)
+            for (int r = 0; r < n; ++r) B::weigh(w + r * ld + i * B::bytes, to + (i * n + r) * B::scales);
+    }
+}
 
 // Calls body(Block<format>) for the format at hand.
 template <class F>
@@ -179,10 +234,16 @@ LATTE_INLINE void with_block(int64_t format, F body) {
 LATTE_INLINE void read_row(int64_t format, const void* from, float* to, int64_t K) {
     with_block(format, [=](auto block) __attribute__((always_inline)) {
         typedef decltype(block) B;
-        for (int64_t c = 0; c < K; c += B::numbers) {
-            Sixteen numbers[B::numbers / 16];
-            B::read((const uint8_t*)from + c / B::numbers * B::bytes, numbers);
-            memcpy(to + c, numbers, sizeof(numbers));
+        const uint8_t* w = (const uint8_t*)from;
+        float scales[kScales], *y = to;
+        for (int64_t left = K / B::numbers; left > 0; left -= kBlocksAtOnce<B>) {
+            const int64_t blocks = min64(left, kBlocksAtOnce<B>);
+            read_scales<B, 1>(w, 0, blocks, scales);
+            for (int64_t i = 0; i < blocks; ++i, w += B::bytes, y += B::numbers) {
+                Vec<float> numbers[B::numbers / kWidth<float>];
+                B::read(w, scales + i * B::scales, numbers);
+                memcpy(y, numbers, sizeof(numbers));
+            }
         }
     });
 }

@@ -40,23 +40,25 @@ LATTE_INLINE void dots(const T* w, int64_t ld, const T* x, int64_t K, T* out, in
 
 // The same with weights in blocks. Turning them to floats takes longer than reading them: several rows go side by side, or each
 // sum would wait for itself.
-constexpr int64_t kRowsAhead = 4;  // as many rows ahead, times those side by side
+constexpr int64_t kBytesAhead = 8192;
 template <class B, int n>
-LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t K, Vec<float>* sum) {
+LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t blocks, Vec<float>* sum) {
     constexpr int W = kWidth<float>, vectors = int(B::numbers) / W;
-    Vec<float> s[n] = {};
+    alignas(64) float all[n * kScales];
+    read_scales<B, n>(w, ld, blocks, all);
+    Vec<float> s[n];
+    for (int r = 0; r < n; ++r) s[r] = sum[r];
     // Rows side by side are short streams, which the machine does not see coming: what comes after them is fetched while they are
     // worked on, in one stream.
-    const uint8_t* ahead = w + kRowsAhead * n * ld;
-    for (int64_t c = 0; c < K; c += B::numbers, w += B::bytes) {
+    const uint8_t* ahead = w + kBytesAhead;
+    const float* scales = all;
+    for (int64_t i = 0; i < blocks; ++i, w += B::bytes, x += B::numbers, scales += n * B::scales) {
         for (int64_t line = 0; line < n * B::bytes; line += 64) __builtin_prefetch(ahead + line);
         ahead += n * B::bytes;
         for (int r = 0; r < n; ++r) {
-            Sixteen weights[B::numbers / 16];
-            B::read(w + r * ld, weights);
-            Vec<float> pieces[vectors];
-            memcpy(pieces, weights, sizeof(weights));
-            for (int i = 0; i < vectors; ++i) s[r] = pieces[i] * load(x + c + i * W) + s[r];
+            Vec<float> weights[vectors];
+            B::read(w + r * ld, scales + r * B::scales, weights);
+            for (int j = 0; j < vectors; ++j) s[r] = weights[j] * load(x + j * W) + s[r];
         }
     }
     for (int r = 0; r < n; ++r) sum[r] = s[r];
@@ -65,9 +67,12 @@ LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64
 template <class B>
 __attribute__((noinline)) void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows) {
     Vec<float> sum[kAtOnce] = {};
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) block_sums<B, 4>(w + r * ld, ld, x, K, sum + r);
-    for (; r < rows; ++r) block_sums<B, 1>(w + r * ld, ld, x, K, sum + r);
+    for (int64_t left = K / B::numbers; left > 0; left -= kBlocksAtOnce<B>, w += kBlocksAtOnce<B> * B::bytes, x += kBlocksAtOnce<B> * B::numbers) {
+        const int64_t blocks = min64(left, kBlocksAtOnce<B>);
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4) block_sums<B, 4>(w + r * ld, ld, x, blocks, sum + r);
+        for (; r < rows; ++r) block_sums<B, 1>(w + r * ld, ld, x, blocks, sum + r);
+    }
     sum_lanes_of<kAtOnce, float>(sum, out);
 }
 
