@@ -18,8 +18,8 @@ MUTANTS = [
     Mutant(
         "branches go on behind another row",
         CONTINUATIONS_PY,
-        "rows = torch.tensor([group.row for group in batch])",
-        "rows = torch.tensor([batch[0].row for group in batch])",
+        "torch.tensor([group.row for group in batch], device",
+        "torch.tensor([batch[0].row for group in batch], device",
         CONTINUATIONS,
     ),
     Mutant(
@@ -30,10 +30,24 @@ MUTANTS = [
         CONTINUATIONS,
     ),
     Mutant(
+        "a text is counted as read again by all behind a branch",
+        CONTINUATIONS_PY,
+        "alone = end - shared if end - shared < least else 0",
+        "alone = end - shared",
+        CONTINUATIONS,
+    ),
+    Mutant(
+        "what comes before the answers is read without the cache",
+        CONTINUATIONS_PY,
+        "cache = self._call(piece, cache, 1).past_key_values",
+        "cache = self._call(piece, None, 1).past_key_values",
+        CONTINUATIONS,
+    ),
+    Mutant(
         "a request joins a group whatever the others have to read again",
         CONTINUATIONS_PY,
-        "if shared - start - (len(members) - 1) * (end - shared) >= least:",
-        "if shared - start >= least:",
+        "alone = end - shared if end - shared < least else 0",
+        "alone = 0",
         CONTINUATIONS,
     ),
     Mutant(
