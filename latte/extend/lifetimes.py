@@ -20,14 +20,14 @@ PARTS = (1 / 16, 1 / 128)
 NARROWEST = 1e-6  # between the two bounds
 
 
-def level_of(score_NG: Tensor, kept: float, recency: float) -> Tensor:
+def level_of(score_NG: Tensor, kept: float, recency_G: Tensor | float) -> Tensor:
     """The score (G,) that falls out now if ``kept`` tokens of a text with these scores are kept: mean (s - level)+ is
     kept r / PLACES.
     """
     # The sum of (s - level)+ is the largest, over k, of the sum of the best k minus k levels.
     best_NG = score_NG.sort(dim=0, descending=True).values.cumsum(dim=0)
     count_N1 = torch.arange(1, len(score_NG) + 1, device=score_NG.device)[:, None]
-    return ((best_NG - kept * recency / PLACES * len(score_NG)) / count_N1).amax(dim=0)
+    return ((best_NG - kept * recency_G / PLACES * len(score_NG)) / count_N1).amax(dim=0)
 
 
 def lifetimes(worth_NG: Tensor, kept: float) -> tuple[Tensor, Tensor]:

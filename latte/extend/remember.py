@@ -1,9 +1,8 @@
-"""What tokens are worth, fitted by least squares to the attention that the pretrained layer later pays them.
+"""What tokens are worth for recall, fitted by least squares to the attention that questions pay them.
 
-Two things are fitted, per key/value head and linear in the layer's input. For prediction: the log of the mean attention
-that a token gets from queries beyond the window, of all heads. For recall: the root of the most attention that it gets
-from questions at the end of the text, of any head. (The root counts what questions need; the log would count more how
-little the rest gets.)
+Per key/value head and linear in the layer's input: the root of the most attention that a token gets from questions at
+the end of the text, of any head. (The root counts what questions need; the log would count more how little the rest
+gets.) What tokens are worth for prediction is fitted in :mod:`latte.extend.attention_rate`.
 
 Attention is made for blocks of queries, and only sums over tokens (normal equations) stay: memory is linear in the
 text's length, whatever number of rows is read.
@@ -33,10 +32,7 @@ LEAST = 1e-7  # attention below it counts as this much
 
 @dataclass
 class ScoreSums:
-    """Weighted normal equations of one layer: inputs with a constant 1 appended, and targets per key/value head.
-
-    A token weighs as much as there are queries beyond its window: the mean of many is a better target.
-    """
+    """Weighted normal equations of one layer: inputs with a constant 1 appended, and targets per key/value head."""
 
     gram: Tensor  # (D + 1, D + 1)
     cross: Tensor  # (D + 1, G)
@@ -78,14 +74,6 @@ class ScoreSums:
 
 
 @torch.no_grad()
-def add_row(sums: ScoreSums, mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
-    """Add a row of the pretrained layer's inputs to the sums of its layer."""
-    mean_BTG, queries_BT = mean_attention_to_come(mixer, x_BTD, tokens)
-    worth = queries_BT > 0
-    sums.add(x_BTD[worth], mean_BTG[worth].log(), queries_BT[worth])
-
-
-@torch.no_grad()
 def add_asked(sums: ScoreSums, mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, asked: int) -> None:
     """Add a row of which the tokens from ``asked`` on are questions."""
     most_BTG, worth_BT = attention_when_asked(mixer, x_BTD, tokens, asked)
@@ -109,7 +97,7 @@ def attention_to_come(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> tu
     """
     received_BTG = x_BTD.new_zeros(*x_BTD.shape[:2], mixer.config.kv_heads, dtype=torch.float32)
     queries_BT = x_BTD.new_zeros(x_BTD.shape[:2], dtype=torch.float32)
-    for end, weights_BGCRS, beyond_BCS in _attention(mixer, x_BTD, tokens):
+    for end, weights_BGCRS, beyond_BCS in attention_blocks(mixer, x_BTD, tokens):
         received_BTG[:, :end] += torch.einsum("bgcrs,bcs->bsg", weights_BGCRS, beyond_BCS.float())
         queries_BT[:, :end] += beyond_BCS.sum(dim=1)
     return received_BTG, queries_BT
@@ -124,7 +112,7 @@ def attention_when_asked(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, as
     """
     most_BTG = x_BTD.new_zeros(*x_BTD.shape[:2], mixer.config.kv_heads, dtype=torch.float32)
     worth_BT = torch.zeros_like(tokens.real_BT)
-    for end, weights_BGCRS, beyond_BCS in _attention(mixer, x_BTD, tokens, asked):
+    for end, weights_BGCRS, beyond_BCS in attention_blocks(mixer, x_BTD, tokens, asked):
         seen = weights_BGCRS.amax(dim=3) * beyond_BCS[:, None]
         most_BTG[:, :end] = torch.maximum(most_BTG[:, :end], seen.amax(dim=2).transpose(1, 2))
         worth_BT[:, :end] |= beyond_BCS.any(dim=1)
@@ -132,7 +120,7 @@ def attention_when_asked(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, as
     return most_BTG, worth_BT
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """The pretrained attention of some queries to all tokens before ``end``."""
 
     end: int
@@ -140,7 +128,7 @@ class _Block(NamedTuple):
     beyond_BCS: Tensor  # tokens that a query sees behind its window, without sinks
 
 
-def _attention(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, first: int = 0) -> Iterator[_Block]:
+def attention_blocks(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, first: int = 0) -> Iterator[Block]:
     """Attention of the queries from ``first`` on, some at a time."""
     window = mixer.pretrained
     q_BTHK, k_BTGK = window.queries_and_keys(x_BTD)
@@ -161,7 +149,7 @@ def _attention(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens, first: int =
         pairs_BCS = same_BCS & real_BT[:, start:end, None] & real_BT[:, None, :end]
         seen_BCS = pairs_BCS & (distance_BCS >= 0) & (distance_BCS <= left)
         weights = logits.float().masked_fill_(~seen_BCS[:, None, :, None], EMPTY).softmax(dim=-1)
-        yield _Block(end, weights, seen_BCS & (distance_BCS > window.size) & (place_BT >= window.sinks)[:, None, :end])
+        yield Block(end, weights, seen_BCS & (distance_BCS > window.size) & (place_BT >= window.sinks)[:, None, :end])
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ class DistilRecipe(StageRecipe):
 
 @dataclass
 class RememberRecipe:
-    """How scores of the tokens worth keeping are fitted: in one pass, to attention of the pretrained model."""
+    """How scores of the tokens worth keeping are fitted: after one pass, to attention of the pretrained model."""
 
     rows: int = 32
     """Rows of text that the scores are fitted on."""
@@ -95,11 +95,13 @@ class RememberRecipe:
     sources: list[str] = field(default_factory=list)
     """More texts to fit on, besides data.source: files, as data.source. Rows are taken from all in turn; scores fitted
     on several kinds of text serve more kinds."""
-    ridge: float = 1e-3
-    """Regularisation of the least squares, relative to each channel's mean square."""
-    recency: float = 1.0
-    """By how much a token's score exceeds that of a token 1,000 places before it with the same content. Attention falls
-    with the distance; 0 keeps old tokens as long as new ones."""
+    samples: int = 2048
+    """Tokens of a row that scores are fitted on: they stay on disk until the fit."""
+    ridge: float = 1e-4
+    """Regularisation of both fits: weight of squared coefficients, relative to the squares of their inputs."""
+    recency: float | None = None
+    """By how much a token's score exceeds that of a token 1,000 places before it with the same content: attention falls
+    with the distance. By default it is fitted for each head; 0 keeps old tokens as long as new ones."""
     recall: float = 0.25
     """About this part of the kept tokens is not for prediction but for questions to come: tokens that stay however old
     they are, by the attention that questions about facts pay them. Needs a recency above 0; 0 keeps none."""
@@ -116,10 +118,10 @@ class RememberRecipe:
         Raises:
             UserError: a number is out of bounds.
         """
-        check_numbers(self, {"rows": 1, "sequence_length": 2, "eval_rows": 1, "save_every": 1}, prefix)
+        check_numbers(self, {"rows": 1, "samples": 1, "sequence_length": 2, "eval_rows": 1, "save_every": 1}, prefix)
         if not 0 <= self.recall < 1:
             raise UserError(f"{prefix}recall is {self.recall}, expected a part of the kept tokens: from 0 to below 1")
-        if self.recall and not self.recency:
+        if self.recall and self.recency == 0:
             raise UserError(
                 f"{prefix}recall is {self.recall} with {prefix}recency 0, expected a recency above 0: without it no "
                 "token makes room for another because of its age"

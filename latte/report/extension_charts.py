@@ -16,7 +16,7 @@ MOMENTS = {"before": 6, "after transfer": 4, "after distil": 7, "after lengthen"
 #: Models whose perplexity stays the same however long the text is: they determine how tall a chart is.
 STEADY = (EXTENDED, SINKS)
 #: Colour of each figure of the stage remember.
-REMEMBERED = {"attention captured": 0, "R2 of the scores": 4}
+REMEMBERED = {"attention captured": 0, "deviance explained by scores": 4}
 #: Colour of each way to spend memory.
 WAYS = dict(zip(("all together", "original", "window and sinks", "window", "kept", "oracle"), range(6), strict=True))
 WAYS |= {"hybrid": 6, "latents": 7}
@@ -62,7 +62,7 @@ def remember_chart(results: dict[str, Any]) -> Chart:
     found = results.get("remember", [])
     lines = {
         name: _finite((line["layer"] + 1, line.get(key)) for line in found)
-        for name, key in zip(REMEMBERED, ("captured", "r2"), strict=True)
+        for name, key in zip(REMEMBERED, ("captured", "explained"), strict=True)
     }
     return Chart(_drawn(lines))
 

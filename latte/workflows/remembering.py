@@ -1,10 +1,12 @@
-"""The stage ``remember``: fit the scores of tokens worth keeping, in one resumable pass over rows of text."""
+"""The stage ``remember``: fit the scores of tokens worth keeping, after one resumable pass over rows of text."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +19,26 @@ from torch import Tensor
 
 from latte.data import Batch, Corpus, PackedRows, prepare
 from latte.errors import UserError
+from latte.extend.attention_rate import fit_rate, sample
 from latte.extend.layer import ExtendedMixer
 from latte.extend.lifetimes import level_of, lifetimes
 from latte.extend.model import LatteExtendedForCausalLM
 from latte.extend.questions import Asked, with_questions
-from latte.extend.remember import ScoreSums, add_asked, add_row, captured_attention, score_parameters
+from latte.extend.remember import ScoreSums, add_asked, captured_attention, score_parameters
 from latte.files import Damaged, remove, verify_folder, whole_folder, write_text
 from latte.loading import Original
 from latte.loading.layout import LAYERS, METRICS, read_metrics
 from latte.recipe import ExtendRecipe
 from latte.tokens import Tokens
+from latte.workflows.samples import SampleFiles
 
 NAME = "remember"
-SUMS, SCORES = "sums", "scores"  # folders in the stage's: what was read so far, and what came of it
+# Folders in the stage's: what was read so far, sums and samples of tokens, and what came of it.
+SUMS, SAMPLES, SCORES = "sums", "samples", "scores"
 WEIGHTS = "scores.safetensors"
 KIND = "latte-scores-1"
 SUM_NAMES = tuple(entry.name for entry in fields(ScoreSums))
-PREDICTION, RECALL = "prediction", "recall"  # what tokens are worth something for
-Sums = dict[tuple[int, str], ScoreSums]  # by layer and purpose
+Sums = dict[int, ScoreSums]  # by layer, of what recall needs
 Visit = Callable[[ExtendedMixer, Tensor, Tokens], None]
 
 
@@ -63,10 +67,12 @@ class Remember:
             self._take(model, given_scores(self.recipe.remember.scores))
             self._finish(model, None)
         else:
-            sums = self._fit(model, console)
-            self._finish(model, self._solve(model, sums))
-            if writes:
-                remove(self.folder / SUMS)
+            with self._samples() as samples:
+                sums = self._read_rows(model, console, samples)
+                self._finish(model, self._solve(model, console, sums, samples))
+                if writes:
+                    samples.remove()
+                    remove(self.folder / SUMS)
 
     def is_finished(self) -> bool:
         """Whether there are scores."""
@@ -80,46 +86,63 @@ class Remember:
     @torch.no_grad()
     def seconds(self, model: LatteExtendedForCausalLM) -> float:
         """About how long the pass takes here, by one whole row."""
-        sums = self._resumed(model)[1]
-        row = self._row(0)
-        began = time.perf_counter()
-        self._read(model, row, sums)
-        return (time.perf_counter() - began) * self.recipe.remember.rows
+        with tempfile.TemporaryDirectory() as folder:
+            samples = SampleFiles(Path(folder))
+            sums = self._no_sums(model)
+            row = self._row(0)
+            began = time.perf_counter()
+            self._read(model, row, 0, sums, samples)
+            return (time.perf_counter() - began) * self.recipe.remember.rows
+
+    @contextmanager
+    def _samples(self) -> Iterator[SampleFiles]:
+        """The folder of samples; a process that does not write has one of its own."""
+        if self.writes:
+            yield SampleFiles(self.folder / SAMPLES)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield SampleFiles(Path(folder))
 
     @torch.no_grad()
-    def _fit(self, model: LatteExtendedForCausalLM, console: Console) -> Sums:
+    def _read_rows(self, model: LatteExtendedForCausalLM, console: Console, samples: SampleFiles) -> Sums:
         settings = self.recipe.remember
-        done, sums = self._resumed(model)
+        done, sums = self._resumed(model, samples)
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             before = [line for line in read_metrics(self.folder) if line["step"] <= done]
             write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in before))
         if done:
             console.print(f"going on from row {done} of {settings.rows}")
-        with _shown(console, settings.rows, done) as advance:
+        with _shown(console, "row", settings.rows, done) as advance:
             for row in range(done, settings.rows):
-                self._read(model, self._row(row), sums)
-                r2 = [float(sums[key].solve(settings.ridge)[1].mean()) for key in sums if key[1] == PREDICTION]
-                figures = {"r2": _mean(r2)}
-                advance(figures)
+                self._read(model, self._row(row), row, sums, samples)
+                samples.write(row)
+                advance("")
                 if not self.writes:
                     continue
-                self._log(row + 1, figures)
+                self._log(row + 1)
                 if (row + 1) % settings.save_every == 0 and row + 1 < settings.rows:
                     self._save(sums, row + 1)
         return sums
 
-    def _read(self, model: LatteExtendedForCausalLM, row: Batch | Asked, sums: Sums) -> None:
-        """Add a row to the sums of every layer that keeps tokens."""
+    def _read(
+        self,
+        model: LatteExtendedForCausalLM,
+        row: Batch | Asked,
+        number: int,
+        sums: Sums,
+        samples: SampleFiles,
+    ) -> None:
+        """Take samples of a row and add it to the sums, in every layer that keeps tokens."""
 
         def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
-            if (mixer.layer, PREDICTION) not in sums:
+            if not mixer.pretrained.kept:
                 return
             if isinstance(row, Asked):
-                add_asked(sums[mixer.layer, RECALL], mixer, x_BTD, tokens, row.asked)
+                add_asked(sums[mixer.layer], mixer, x_BTD, tokens, row.asked)
                 x_BTD = x_BTD[:, : row.asked]
                 tokens = Tokens.of(x_BTD)
-            add_row(sums[mixer.layer, PREDICTION], mixer, x_BTD, tokens)
+            samples.add(mixer.layer, sample(mixer, x_BTD, tokens, self.recipe.remember.samples, number))
 
         if isinstance(row, Asked):
             ids, reset = torch.from_numpy(row.ids)[None], None
@@ -136,15 +159,17 @@ class Remember:
             return batch
         return with_questions(batch["input_ids"][0].numpy(), self.encode, seed=number)
 
-    def _resumed(self, model: LatteExtendedForCausalLM) -> tuple[int, Sums]:
-        purposes = (PREDICTION, RECALL) if self.recipe.remember.recall else (PREDICTION,)
-        sums = {
-            (mixer.layer, purpose): ScoreSums.empty(mixer.config.hidden_size, mixer.config.kv_heads, model.device)
+    def _no_sums(self, model: LatteExtendedForCausalLM) -> Sums:
+        if not self.recipe.remember.recall:
+            return {}
+        return {
+            mixer.layer: ScoreSums.empty(mixer.config.hidden_size, mixer.config.kv_heads, model.device)
             for mixer in model.mixers
-            for purpose in purposes
             if mixer.pretrained.kept
         }
-        folder = self.folder / SUMS
+
+    def _resumed(self, model: LatteExtendedForCausalLM, samples: SampleFiles) -> tuple[int, Sums]:
+        sums, folder = self._no_sums(model), self.folder / SUMS
         if not folder.is_dir():
             return 0, sums
         try:
@@ -152,35 +177,48 @@ class Remember:
         except Damaged:
             remove(folder)
             return 0, sums
+        if not samples.has(int(about["rows"])):
+            return 0, sums
         found = safetensors.torch.load_file(folder / WEIGHTS, device=str(model.device))
-        for layer, purpose in sums:
-            values = {name: found[f"{layer}.{purpose}.{name}"] for name in SUM_NAMES}
-            sums[layer, purpose] = ScoreSums(**values)
+        for layer in sums:
+            sums[layer] = ScoreSums(**{name: found[f"{layer}.{name}"] for name in SUM_NAMES})
         return int(about["rows"]), sums
 
     def _save(self, sums: Sums, rows: int) -> None:
-        tensors = {
-            f"{layer}.{purpose}.{name}": value
-            for (layer, purpose), each in sums.items()
-            for name, value in vars(each).items()
-        }
+        tensors = {f"{layer}.{name}": value for layer, each in sums.items() for name, value in vars(each).items()}
         with whole_folder(self.folder / SUMS, rows=rows) as scratch:
             safetensors.torch.save_file(tensors, scratch / WEIGHTS)
 
     @torch.no_grad()
-    def _solve(self, model: LatteExtendedForCausalLM, sums: Sums) -> dict[int, dict[str, float]]:
-        """Set the scores of every layer; R2 by layer and purpose."""
+    def _solve(
+        self, model: LatteExtendedForCausalLM, console: Console, sums: Sums, samples: SampleFiles
+    ) -> dict[int, dict[str, float]]:
+        """Set the scores of every layer; how well they fit, by layer."""
         settings = self.recipe.remember
+        keeping = [mixer for mixer in model.mixers if mixer.pretrained.kept]
         found: dict[int, dict[str, float]] = {}
-        for (layer, purpose), each in sums.items():
-            weight_GD, r2_G = each.solve(settings.ridge)
-            window = model.mixers[layer].pretrained
-            projection = window.score_proj if purpose == PREDICTION else window.lifetime_proj
-            assert projection is not None
-            assert window.score_recency is not None
-            projection.weight.copy_(weight_GD)
-            window.score_recency.fill_(settings.recency)
-            found.setdefault(layer, {})["r2" if purpose == PREDICTION else "recall_r2"] = round(float(r2_G.mean()), 6)
+        with _shown(console, "layer", len(keeping), 0) as advance:
+            for mixer in keeping:
+                window, layer = mixer.pretrained, mixer.layer
+                assert window.score_proj is not None
+                assert window.score_recency is not None
+                try:
+                    rate = fit_rate(samples.of_layer(layer, settings.rows), settings.ridge, settings.recency)
+                except ValueError as error:
+                    raise UserError(
+                        f"scores can't be fitted on {settings.rows} rows: {error}; give longer documents"
+                    ) from error
+                window.score_proj.weight.copy_(rate.weight_GD)
+                window.score_recency.copy_(rate.recency_G)
+                found[layer] = {
+                    "explained": round(float(rate.explained_G.mean()), 6),
+                    "recency": round(float(rate.recency_G.mean()), 6),
+                }
+                if window.lifetime_proj is not None:
+                    weight_GD, r2_G = sums[layer].solve(settings.ridge)
+                    window.lifetime_proj.weight.copy_(weight_GD)
+                    found[layer]["recall_r2"] = round(float(r2_G.mean()), 6)
+                advance(f"explained {found[layer]['explained']:.3f}")
         if settings.recall:
             self._set_lifetimes(model)
         return found
@@ -206,14 +244,16 @@ class Remember:
             slope_G, offset_G = lifetimes(worth_NG, settings.recall * window.kept)
             window.lifetime_proj.weight.mul_(slope_G[:, None])
             window.lifetime_bias.copy_(offset_G)
-            window.recall_level.copy_(level_of(score_NG, (1 - settings.recall) * window.kept, settings.recency))
+            assert window.score_recency is not None
+            kept = (1 - settings.recall) * window.kept
+            window.recall_level.copy_(level_of(score_NG, kept, window.score_recency.float()))
 
-    def _finish(self, model: LatteExtendedForCausalLM, r2: dict[int, dict[str, float]] | None) -> None:
+    def _finish(self, model: LatteExtendedForCausalLM, fits: dict[int, dict[str, float]] | None) -> None:
         if not self.writes:
             return
         captured = self._captured(model)
         figures = [
-            {"layer": layer, **({} if r2 is None else r2[layer]), "captured": round(share, 6)}
+            {"layer": layer, **({} if fits is None else fits[layer]), "captured": round(share, 6)}
             for layer, share in captured.items()
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -263,12 +303,10 @@ class Remember:
             for name, parameter in score_parameters(model).items():
                 parameter.copy_(found[name])
 
-    def _log(self, row: int, figures: dict[str, float]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _log(self, row: int) -> None:
+        line = {"step": row, "tokens": row * self.recipe.remember.sequence_length}
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"step": row, "tokens": row * self.recipe.remember.sequence_length, **figures}) + "\n"
-            )
+            file.write(json.dumps(line) + "\n")
 
 
 def plan_remember(
@@ -321,33 +359,28 @@ def given_scores(name: str) -> Path:
 
 
 class _shown:  # noqa: N801  (used as a function)
-    """A bar on a terminal, a line for each row elsewhere."""
+    """A bar on a terminal, a line for each step elsewhere."""
 
-    def __init__(self, console: Console, rows: int, done: int) -> None:
-        self.console, self.rows, self.done = console, rows, done
+    def __init__(self, console: Console, what: str, steps: int, done: int) -> None:
+        self.console, self.what, self.steps, self.done = console, what, steps, done
         self.live: Progress | None = None
 
-    def __enter__(self) -> Callable[[dict[str, float]], None]:
+    def __enter__(self) -> Callable[[str], None]:
         if self.console.is_terminal:
             columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
             shown = TextColumn("{task.fields[shown]}")
             self.live = Progress(*columns, shown, TimeRemainingColumn(elapsed_when_finished=True), console=self.console)
             self.live.start()
-            self.task = self.live.add_task(NAME, total=self.rows, completed=self.done, shown="")
+            self.task = self.live.add_task(f"{NAME}, {self.what}", total=self.steps, completed=self.done, shown="")
         return self._advance
 
-    def _advance(self, figures: dict[str, float]) -> None:
+    def _advance(self, figure: str) -> None:
         self.done += 1
-        line = f"R2 {figures['r2']:.3f}"
         if self.live is not None:
-            self.live.update(self.task, completed=self.done, shown=line)
+            self.live.update(self.task, completed=self.done, shown=figure)
         else:
-            self.console.print(f"row {self.done}/{self.rows}  {line}", highlight=False)
+            self.console.print(f"{self.what} {self.done}/{self.steps}  {figure}".rstrip(), highlight=False)
 
     def __exit__(self, *_: Any) -> None:
         if self.live is not None:
             self.live.stop()
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / max(1, len(values))

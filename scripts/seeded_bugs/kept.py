@@ -11,6 +11,7 @@ KEPT_ATTEND = "latte/ops/kept_attend.py"
 KEPT_STEP = "latte/ops/kept_step.py"
 RECEIVED = "latte/ops/kept_received.py"
 REMEMBER = "latte/extend/remember.py"
+RATE = "latte/extend/attention_rate.py"
 LIFETIMES = "latte/extend/lifetimes.py"
 QUESTIONS = "latte/extend/questions.py"
 WINDOW_PART = "latte/layers/window.py"
@@ -201,6 +202,44 @@ MUTANTS = [
         QUESTIONS,
         "for nth in random.permutation(len(told)) for",
         "for nth in range(len(told) - 1) for",
+        REMEMBERED,
+    ),
+    Mutant(
+        "ages are counted from the first token",
+        RATE,
+        "ages_ABT[nth, :, :end] += (within_BCS * age_BCS)",
+        "ages_ABT[nth, :, :end] += (within_BCS * place_BT[:, end - queries : end, None])",
+        REMEMBERED,
+    ),
+    Mutant(
+        "attention at the bound of two ages is counted in both",
+        RATE,
+        "(age_BCS > low) & (age_BCS <= high)",
+        "(age_BCS >= low) & (age_BCS <= high)",
+        REMEMBERED,
+    ),
+    Mutant(
+        "every row gives the same tokens", RATE, "worth_N2[first % stride :: stride]", "worth_N2[::stride]", REMEMBERED
+    ),
+    Mutant(
+        "tokens weigh alike, however many queries saw them",
+        RATE,
+        "weight_NA1 = (queries_NA / queries_NA.sum())[..., None]",
+        "weight_NA1 = ((queries_NA > 0) / queries_NA.sum())[..., None]",
+        REMEMBERED,
+    ),
+    Mutant(
+        "scores are fitted to squares, not to a rate",
+        RATE,
+        "log_NAG.exp() - rate_NAG * log_NAG)",
+        "(log_NAG.exp() - rate_NAG).square())",
+        REMEMBERED,
+    ),
+    Mutant(
+        "coefficients stay those of scaled inputs",
+        RATE,
+        "(coefficients_DG / spread_D[:, None])",
+        "(coefficients_DG)",
         REMEMBERED,
     ),
 ]

@@ -317,7 +317,7 @@ def test_the_frontier_and_the_kept_tokens_are_shown(tmp_path: Path) -> None:
     assert page_data(render_results(results))["frontier"] is None
     results["recipe"]["kept"] = 256
     results["frontier"] = frontier()
-    results["remember"] = [{"layer": index, "r2": 0.5 + index / 10, "captured": 0.4} for index in range(3)]
+    results["remember"] = [{"layer": index, "explained": 0.5 + index / 10, "captured": 0.4} for index in range(3)]
     page = render_results(results)
     data = page_data(page)
     assert "the first 4 and the 256 best-scored" in page
@@ -330,7 +330,7 @@ def test_the_frontier_and_the_kept_tokens_are_shown(tmp_path: Path) -> None:
     lines = {line["name"]: line["points"] for line in data["remember"]["lines"]}
     assert lines == {
         "attention captured": [[1, 0.4], [2, 0.4], [3, 0.4]],
-        "R2 of the scores": [[1, 0.5], [2, 0.6], [3, 0.7]],
+        "deviance explained by scores": [[1, 0.5], [2, 0.6], [3, 0.7]],
     }
     written = {path.name for path in write_plots(results, tmp_path)}
     assert {"frontier.png", "remember.png"} <= written

@@ -52,10 +52,14 @@ def test_scores_are_fitted_shown_and_saved_with_the_model(
     main(["extend", *arguments(folder, **SETTINGS, **{"remember.recency": 0.5})])
     printed = capsys.readouterr().err
     assert "stage remember" in printed
-    assert "row 5/5  R2 0." in printed
+    assert "row 5/5" in printed
+    assert "layer 3/3  explained 0." in printed
     results = json.loads((folder / "out" / "results.json").read_text())
-    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "recall_r2", "captured"}]
-    assert all(0 < line["r2"] < 1 and 0 < line["captured"] < 1 for line in results["remember"])
+    assert [set(line) for line in results["remember"]] == 3 * [
+        {"layer", "explained", "recency", "recall_r2", "captured"}
+    ]
+    assert all(0 < line["explained"] < 1 and line["recency"] == 0.5 for line in results["remember"])
+    assert all(0 < line["recall_r2"] < 1 and 0 < line["captured"] < 1 for line in results["remember"])
     lines = [json.loads(line) for line in (folder / "out-run" / "remember" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
@@ -64,11 +68,19 @@ def test_scores_are_fitted_shown_and_saved_with_the_model(
     assert {float(mixer.pretrained.score_recency.detach().mean()) for mixer in model.mixers} == {0.5}
 
 
+def test_a_recency_is_fitted_for_every_head_by_default(folder: Path) -> None:  # noqa: F811
+    main(["extend", *arguments(folder, **SETTINGS)])
+    found = scores(folder / "out-run")
+    recencies = torch.cat([value for name, value in found.items() if name.endswith("score_recency")])
+    assert len(recencies.unique()) > 3
+    assert (recencies > 0).all()
+
+
 def test_without_recall_tokens_have_no_lifetimes(folder: Path) -> None:  # noqa: F811
     main(["extend", *arguments(folder, **SETTINGS, **{"remember.recall": 0, "remember.recency": 0})])
     assert not any("lifetime" in name for name in scores(folder / "out-run"))
     results = json.loads((folder / "out" / "results.json").read_text())
-    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "r2", "captured"}]
+    assert [set(line) for line in results["remember"]] == 3 * [{"layer", "explained", "recency", "captured"}]
 
 
 def test_a_stopped_pass_goes_on_and_ends_with_the_same_scores(
@@ -92,6 +104,7 @@ def test_a_stopped_pass_goes_on_and_ends_with_the_same_scores(
     assert "going on from row 2 of 5" in capsys.readouterr().err
     expected, found = scores(folder / "whole-run"), scores(folder / "out-run")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert {path.name for path in (folder / "out-run" / "remember").iterdir() if path.is_dir()} == {"scores"}
     steps = (folder / "out-run" / "remember" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in steps] == [1, 2, 3, 4, 5]
 
@@ -124,6 +137,7 @@ def test_scores_of_an_earlier_run_are_taken_if_they_are_of_the_same_model(
         ({"remember.sequence_length": 17}, "expected more than 17, which window, sinks and kept tokens see"),
         ({"kept": 38}, "transfer.sequence_length is 48, expected more than 49, which window, sinks and kept"),
         ({"kept": -1}, "kept is -1, expected at least 0"),
+        ({"remember.samples": 0}, "remember.samples is 0, expected at least 1"),
         ({"remember.rows": 0}, "remember.rows is 0, expected at least 1"),
         ({"remember.recall": 1.0}, "remember.recall is 1.0, expected a part of the kept tokens: from 0 to below 1"),
         ({"remember.recency": 0}, "remember.recall is 0.25 with remember.recency 0, expected a recency above 0"),
@@ -146,7 +160,7 @@ def test_a_bar_is_drawn_on_a_terminal() -> None:
     from latte.workflows.remembering import _shown
 
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with _shown(console, 3, 1) as advance:
-        advance({"r2": 0.5})
+    with _shown(console, "layer", 3, 1) as advance:
+        advance("explained 0.500")
     assert "2/3" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "R2 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "explained 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
