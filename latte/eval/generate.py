@@ -18,7 +18,9 @@ from latte.errors import UserError
 from latte.eval.caches import load_cache, save_cache, snapshot
 from latte.files import MANIFEST, Damaged, verify_folder, whole_folder, without_surrogates
 from latte.generation.sampling import Sampling, choose
+from latte.layers.hooks import unhooked
 from latte.models import LatteCache
+from latte.models.causal_lm import CausalLM
 from latte.recipe import WriteRecipe
 
 KIND = "latte-reading-1"
@@ -187,9 +189,24 @@ class Reader:
     def _forward(self, ids: list[int]) -> Tensor:
         """Read tokens and return the logits after the last."""
         tokens = torch.tensor([ids], device=self.device)
+        logits = self._decode(tokens)
+        if logits is not None:
+            return logits[:, -1]
         output = self.model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.cache = output.past_key_values
         return output.logits[:, -1]
+
+    def _decode(self, ids_BT: Tensor) -> Tensor | None:
+        """Logits behind one token, from the decode engine itself; None where the model has to be called.
+
+        What a call of the model does around it, for every kind of input, takes longer than some layers.
+        """
+        model = self.model
+        if ids_BT.shape[1] != 1 or not isinstance(model, CausalLM) or not isinstance(self.cache, LatteCache):
+            return None
+        if type(model).forward is not CausalLM.forward or not unhooked(model) or self.cache.is_recording_past():
+            return None
+        return model.decode_each(ids_BT, self.cache)
 
 
 def stream_text(

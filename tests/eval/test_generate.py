@@ -49,6 +49,18 @@ def test_greedy_is_what_full_passes_choose(kind):
         assert list(read(model, chunk=chunk, block=block).write(recipe)) == written
 
 
+def test_hooks_of_the_model_see_every_token_and_change_none():
+    model, recipe, seen = make(), GenerateRecipe(temperature=0.7, seed=3, max_new_tokens=9, stop_at_end=False), []
+    alone = list(read(model).write(recipe))
+    reader = read(model)
+    handle = model.register_forward_hook(lambda module, given, output: seen.append(output.logits.shape[1]))
+    assert list(reader.write(recipe)) == alone
+    assert seen == [1] * 9
+    handle.remove()
+    assert list(read(model).write(recipe)) == alone
+    assert seen == [1] * 9
+
+
 def test_blocks_change_no_token():
     tokenizer = train_bpe([PROMPT], 300)
     model = make(vocab_size=300)
