@@ -157,8 +157,8 @@ MUTANTS = [
     Mutant(
         "the attention of all queries counts as that of questions",
         REMEMBER,
-        "in _attention(mixer, x_BTD, tokens, asked):",
-        "in _attention(mixer, x_BTD, tokens):",
+        "in attention_blocks(mixer, x_BTD, tokens, asked):",
+        "in attention_blocks(mixer, x_BTD, tokens):",
         REMEMBERED,
     ),
     Mutant(
