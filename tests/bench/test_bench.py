@@ -1,6 +1,7 @@
 """A small run of everything, and what is said about the targets."""
 
 import importlib.util
+import itertools
 import json
 
 import numpy as np
@@ -8,13 +9,33 @@ import pytest
 import torch
 
 from latte import bench
-from latte.bench import acceptance, allocator, decode, ops, yardsticks
+from latte.bench import acceptance, allocator, decode, layers, ops, yardsticks
 from latte.bench.figures import Figure
 from latte.bench.run import SUITES
 from latte.bench.sizes import OURS, STANDARD, TINY, TRANSFORMER, parameters
 from latte.cli.main import main
+from latte.models.blocks import Block
 from latte.ops import causal_latte
 from latte.recipe import TIMED_SUITES
+from latte.tokens import Tokens
+
+
+@torch.no_grad()
+def test_a_layer_read_in_pieces_is_timed_as_a_whole(monkeypatch):
+    """Each look at the clock takes a second here: what is added up is a number of looks."""
+    ticks = itertools.count()
+    monkeypatch.setattr(layers.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(Block, "TOKENS_AT_ONCE", 8)
+    block = Block(TINY.layer_config(OURS), 0).eval()
+    clock, parts = layers._Clock(block), []
+    with clock:
+        for tokens in (8, 24):
+            x_BTD = torch.randn(1, tokens, TINY.width)
+            parts.append(clock.measure(lambda x=x_BTD: block(x, None, Tokens.of(x))))
+    one, three = parts
+    assert one["mixing"] > 0
+    assert three["mixing"] == 3 * one["mixing"]
+    assert three["projections"] == 3 * one["projections"]
 
 
 @pytest.mark.parametrize(
