@@ -82,9 +82,12 @@ class LOTFormerMixer(HeadMixer):
 
     def _transport(self, q_RLHK: Tensor, k_RLHK: Tensor, v_RLHV: Tensor, real_RL: Tensor) -> Tensor:
         """Documents as rows: n Gamma_1 is a softmax over pivots, diag(1/m) Gamma_2 one over tokens."""
-        dtype = compute_dtype(q_RLHK)
+        # Scores are divided by the temperature and then exponents: float32 would lose as many digits as that is small.
+        dtype = torch.float64 if q_RLHK.device.type == "cpu" else compute_dtype(q_RLHK)
         scale = self.config.width**-0.5 / self.options.temperature
-        q_score, k_score = (torch.einsum("rlhk,hpk->rhlp", x, self.pivots).to(dtype) * scale for x in (q_RLHK, k_RLHK))
+        q_score, k_score = (
+            torch.einsum("rlhk,hpk->rhlp", x.to(dtype), self.pivots.to(dtype)) * scale for x in (q_RLHK, k_RLHK)
+        )
         log_mass_HP = torch.zeros(k_score.shape[1::2], dtype=dtype, device=k_score.device)
         if self.mass_logits is not None:
             log_mass_HP = self.mass_logits.to(dtype)
