@@ -113,6 +113,7 @@ def extend(recipe: ExtendRecipe, console: Console | None = None) -> Path:
             model,
             options,
             recipe,
+            remember,
             judged,
             run / FRONTIER,
             lambda what: console.print(f"measuring {what}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from latte.extend.remember import choose_by_attention_to_come
 from latte.files import digest_json, write_text
 from latte.loading import Original
 from latte.recipe import ExtendRecipe
+from latte.workflows.remembering import Remember
 
 SETTINGS = "settings"
 BEST, BASE = "original", "window and sinks"  # the ends of the gap
@@ -91,6 +93,7 @@ def measure_frontier(
     model: LatteExtendedForCausalLM,
     options: dict[str, Any],
     recipe: ExtendRecipe,
+    remember: Remember | None,
     texts: dict[str, Text],
     file: Path,
     say: Callable[[str], None],
@@ -119,6 +122,7 @@ def measure_frontier(
         if len(parts) < judge.frontier_documents:
             say(f"frontier: {len(parts)} stretches of {name}, for more than that give a larger judge.max_tokens")
     filler = next(iter(texts.values())).documents
+    made = lru_cache(maxsize=1)(lambda way: model_of(way, original, model, options, recipe, remember))
     rows = []
     for way in ways(recipe):
         row: dict[str, Any] = {"way": way.name, "tokens": way.tokens, "texts": {}}
@@ -126,7 +130,7 @@ def measure_frontier(
         def once(key: str, measure: Callable[[Any], Any], way: Way = way) -> Any:
             if key not in found:
                 say(key)
-                found[key] = measure(model_of(way, original, model, options, recipe))
+                found[key] = measure(made(way))
                 write_text(file, json.dumps(found) + "\n")
             return found[key]
 
@@ -157,7 +161,12 @@ def _recall(given: tuple[Any, ...]) -> Callable[[Any], Any]:
 
 
 def model_of(
-    way: Way, original: Original, model: LatteExtendedForCausalLM, options: dict[str, Any], recipe: ExtendRecipe
+    way: Way,
+    original: Original,
+    model: LatteExtendedForCausalLM,
+    options: dict[str, Any],
+    recipe: ExtendRecipe,
+    remember: Remember | None,
 ) -> Any:
     """The model of a way, in eval mode."""
     if way.tokens is None:
@@ -169,6 +178,8 @@ def model_of(
     changed = convert(copy.deepcopy(original.model), {**options, "kept": kept}, model.config.full_layers or ())
     taught = model.state_dict()
     changed.load_state_dict({name: taught[name] for name in changed.state_dict()})
+    if remember is not None and kept != recipe.kept:
+        remember.set_lifetimes(changed)
     if way.name in (KEPT, ORACLE, HYBRID):
         close_latents(changed)
     if way.name == ORACLE:

@@ -65,6 +65,7 @@ class Remember:
             self._take(model, self.folder / SCORES)
         elif self.recipe.remember.scores is not None:
             self._take(model, given_scores(self.recipe.remember.scores))
+            self.set_lifetimes(model)
             self._finish(model, None)
         else:
             with self._samples() as samples:
@@ -219,13 +220,18 @@ class Remember:
                     window.lifetime_proj.weight.copy_(weight_GD)
                     found[layer]["recall_r2"] = round(float(r2_G.mean()), 6)
                 advance(f"explained {found[layer]['explained']:.3f}")
-        if settings.recall:
-            self._set_lifetimes(model)
+        self.set_lifetimes(model)
         return found
 
-    def _set_lifetimes(self, model: LatteExtendedForCausalLM) -> None:
-        """Turn what tokens are worth for recall into lifetimes, by validation rows."""
+    @torch.no_grad()
+    def set_lifetimes(self, model: LatteExtendedForCausalLM) -> None:
+        """Turn what tokens are worth for recall into lifetimes, by validation rows.
+
+        They depend on how many tokens the model keeps: scores that were fitted for another number get others here.
+        """
         settings = self.recipe.remember
+        if not settings.recall:
+            return
         seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
         def visit(mixer: ExtendedMixer, x_BTD: Tensor, tokens: Tokens) -> None:
@@ -298,9 +304,14 @@ class Remember:
             raise UserError(
                 f"the scores in {folder} were fitted for another model, expected ones of {self.recipe.model}"
             )
-        found = safetensors.torch.load_file(folder / WEIGHTS)
+        found, parameters = safetensors.torch.load_file(folder / WEIGHTS), score_parameters(model)
+        missing = sorted(parameters.keys() - found.keys())
+        if missing:
+            lifetimes_too = any("lifetime" in name for name in missing)
+            hint = "remember.recall 0" if lifetimes_too else "a run that kept tokens in the same layers"
+            raise UserError(f"the scores in {folder} have no {missing[0]}: expected {hint}, or other scores")
         with torch.no_grad():
-            for name, parameter in score_parameters(model).items():
+            for name, parameter in parameters.items():
                 parameter.copy_(found[name])
 
     def _log(self, row: int) -> None:
