@@ -198,11 +198,13 @@ void softmax_block(const WindowForward& w, const Span& s, const Block& block, co
         softmax_vector(w, at, block.hi[a] - lo, key_id ? key_id + lo : nullptr, query_id ? query_id + first : nullptr,
                        p + (lo - block.lo[0]) * Q + first, sum + first, top + first);
     }
-    for (int64_t r = 0; r < block.rows; ++r) {
-        const bool empty = !(top[r] > T(kEmpty / 2)) && sum[r] == sum[r];  // NaN is not nothing
-        lse[r * w.H] = empty ? T(kEmpty) : top[r] + natural_log(sum[r]);
-        inverse[r] = empty ? T(0) : T(1) / sum[r];
+    for (int64_t first = 0; first < block.rows; first += W) {
+        const Vec<T> all = load(sum + first), most = load(top + first);
+        const auto some = (most > T(kEmpty / 2)) | (all != all);  // NaN is not nothing
+        store(top + first, some ? most + vlog(all) : splat(T(kEmpty)));
+        store(inverse + first, some ? 1 / all : Vec<T>{});
     }
+    for (int64_t r = 0; r < block.rows; ++r) lse[r * w.H] = top[r];
 }
 
 // Outputs of the queries [r, r + n) of a block, each from the keys that it may see and no others.
@@ -226,33 +228,41 @@ void own_outputs(const WindowForward& w, const Span& s, const Block& block, int6
     }
 }
 
-// Outputs of a block: probabilities times packed values, each row scaled by its `inverse`.
+// Outputs of a block: probabilities times packed values, each row scaled by its `inverse`. A panel of values meets all queries
+// before the next one: both would not fit into the first-level cache beside the probabilities. `scratch` is (kQueries, Vp).
 template <class T>
 LATTE_INLINE void block_outputs(const WindowForward& w, const Span& s, const Block& block, int64_t h, const T* p, const T* values,
                                 const T* inverse, T* scratch) {
-    constexpr int64_t N = kTileCols<T>, Q = kQueries<T>;
+    constexpr int64_t N = kTileCols<T>, Q = kQueries<T>, R = kOutputs<T>;
     const int64_t Vp = round_up(w.V, N);
-    for (int64_t r = 0; r < block.rows; r += kOutputs<T>) {
-        const int64_t n = min64(kOutputs<T>, block.rows - r);
-        int64_t lo, hi;
-        seen_by(w, s, block.i + r, n, lo, hi);
-        bool whole = n == kOutputs<T> && Vp == w.V;
-        for (int64_t j = r; j < r + n; ++j) whole = whole && inverse[j] != 0;
-        T* to = whole ? at<T>(w.y, s.b, block.i + r, h) : scratch;
-        const int64_t stride = whole ? w.y.t : Vp;
-        Vec<T> zero{};
-        for (int64_t c = 0; c < Vp; c += N)
-            product<T, false, kOutputs<T>>(p + (lo - block.lo[0]) * Q + r, 1, Q, values + c * s.m + lo * N, N, hi - lo, to + c, stride,
-                                        inverse + r, &zero);
+    Vec<T> zero[Q / R] = {};
+    // Where the outputs of R queries go: to their place, unless some of them have none there, or another value.
+    T* to[Q / R];
+    int64_t stride[Q / R];
+    for (int64_t r = 0, tile = 0; r < block.rows; r += R, ++tile) {
+        bool whole = block.rows - r >= R && Vp == w.V;
+        for (int64_t j = r; j < min64(r + R, block.rows); ++j) whole = whole && inverse[j] != 0;
+        to[tile] = whole ? at<T>(w.y, s.b, block.i + r, h) : scratch + r * Vp;
+        stride[tile] = whole ? w.y.t : Vp;
+    }
+    for (int64_t c = 0; c < Vp; c += N)
+        for (int64_t r = 0, tile = 0; r < block.rows; r += R, ++tile) {
+            int64_t lo, hi;
+            seen_by(w, s, block.i + r, min64(R, block.rows - r), lo, hi);
+            product<T, false, int(R)>(p + (lo - block.lo[0]) * Q + r, 1, Q, values + c * s.m + lo * N, N, hi - lo, to[tile] + c,
+                                      stride[tile], inverse + r, zero + tile);
+        }
+    for (int64_t r = 0, tile = 0; r < block.rows; r += R, ++tile) {
+        const int64_t n = min64(R, block.rows - r);
         // Queries of a tile meet all its keys. A value that is not finite must not reach those before it, even times 0: then
         // each query is computed again with its own keys, in the same order.
-        if (sum_lanes<T>(zero) != 0) {
-            own_outputs(w, s, block, h, r, n, p, values, inverse, scratch);
+        if (sum_lanes<T>(zero[tile]) != 0) {
+            own_outputs(w, s, block, h, r, n, p, values, inverse, scratch + r * Vp);
             continue;
         }
-        for (int64_t j = 0; !whole && j < n; ++j) {
-            T* y = at<T>(w.y, s.b, block.i + r + j, h);
-            if (inverse[r + j] != 0) {
+        for (int64_t j = r; to[tile] == scratch + r * Vp && j < r + n; ++j) {
+            T* y = at<T>(w.y, s.b, block.i + j, h);
+            if (inverse[j] != 0) {
                 memcpy(y, scratch + j * Vp, size_t(w.V) * sizeof(T));
             } else {
                 memset(y, 0, size_t(w.V) * sizeof(T));
@@ -286,11 +296,11 @@ void window_forward_typed(const WindowForward& w) {
     const auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
     parallel(min64(threads, tasks), threads, [&](int64_t, int64_t) {
         Scratch mem(room(keys * Vp, sizeof(T)) + room(keys + W, sizeof(T)) + room(Q, sizeof(T)) + room(Q * w.D, sizeof(T)) +
-                    room((wide + kKeys) * Q, sizeof(T)) + room(kOutputs<T> * Vp, sizeof(T)) + room(Q, sizeof(T)));
+                    room((wide + kKeys) * Q, sizeof(T)) + room(Q * Vp, sizeof(T)) + room(Q, sizeof(T)));
         T* packed = mem.take<T>(keys * Vp);
         Int<T>*key_room = mem.take<Int<T>>(keys + W), *query_room = mem.take<Int<T>>(Q);
         // A tile of keys that is moved back from the end of the row starts before the block's first key.
-        T *turned = mem.take<T>(Q * w.D), *p = mem.zeros<T>((wide + kKeys) * Q) + kKeys * Q, *scratch = mem.take<T>(kOutputs<T> * Vp);
+        T *turned = mem.take<T>(Q * w.D), *p = mem.zeros<T>((wide + kKeys) * Q) + kKeys * Q, *scratch = mem.take<T>(Q * Vp);
         T* inverse = mem.zeros<T>(Q);
 
         for (int64_t u = take(), after; u < tasks; u = after) {
