@@ -48,11 +48,19 @@ LATTE_INLINE float half(const uint8_t* p) {
 #endif
 }
 
-LATTE_INLINE void sixteen_halves(const uint16_t* from, float* to) {
+#if defined(__AVX2__) && defined(__F16C__)
+LATTE_INLINE void sixteen_halves(__m256i from, float* to) {
 #if defined(__AVX512F__)
-    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)));
-#elif defined(__F16C__)
-    for (int i = 0; i < 16; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
+    _mm512_storeu_ps(to, _mm512_cvtph_ps(from));
+#else
+    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm256_castsi256_si128(from)));
+    _mm256_storeu_ps(to + 8, _mm256_cvtph_ps(_mm256_extracti128_si256(from, 1)));
+#endif
+}
+#endif
+LATTE_INLINE void sixteen_halves(const uint16_t* from, float* to) {
+#if defined(__AVX2__) && defined(__F16C__)
+    sixteen_halves(_mm256_loadu_si256((const __m256i*)from), to);
 #else
     for (int i = 0; i < 16; ++i) to[i] = half((const uint8_t*)(from + i));
 #endif
@@ -202,8 +210,26 @@ constexpr int64_t kScales = 256;
 template <class B>
 constexpr int64_t kBlocksAtOnce = kScales / B::scales;
 
+#if defined(__AVX2__) && defined(__F16C__)
+// Two scales a block, of n rows, collected in registers: by way of memory they would wait until the products before them are done.
+template <class B, int n>
+LATTE_INLINE void read_pairs(const uint8_t* w, int64_t ld, int64_t blocks, float* to) {
+    for (int64_t i = 0; i < blocks; i += 8 / n, to += 16) {
+        const auto pair = [=](int k) __attribute__((always_inline)) {
+            int32_t both;
+            memcpy(&both, w + k % n * ld + (n < 8 ? min64(i + k / n, blocks - 1) : i) * B::bytes, 4);
+            return both;
+        };
+        sixteen_halves(_mm256_setr_epi32(pair(0), pair(1), pair(2), pair(3), pair(4), pair(5), pair(6), pair(7)), to);
+    }
+}
+#endif
+
 template <class B, int n>
 LATTE_INLINE void read_scales(const uint8_t* w, int64_t ld, int64_t blocks, float* to) {
+#if defined(__AVX2__) && defined(__F16C__)
+    if constexpr (B::halves == 2 && (n == 4 || n == 8)) return read_pairs<B, n>(w, ld, blocks, to);
+#endif
     if constexpr (B::halves > 0) {
         // All are read before any is converted: a load from two recent stores would wait for them.
         uint16_t close[n * kScales];

@@ -41,19 +41,21 @@ LATTE_INLINE void dots(const T* w, int64_t ld, const T* x, int64_t K, T* out, in
 // The same with weights in blocks. Turning them to floats takes longer than reading them: several rows go side by side, or each
 // sum would wait for itself.
 constexpr int64_t kBytesAhead = 8192;
+constexpr int kRowsBeside = kBytes == 64 ? 8 : 4;
 template <class B, int n>
-LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t blocks, Vec<float>* sum) {
+LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64_t blocks, Vec<float>* sum, bool first, const uint8_t* end) {
     constexpr int W = kWidth<float>, vectors = int(B::numbers) / W;
     alignas(64) float all[n * kScales];
     read_scales<B, n>(w, ld, blocks, all);
-    Vec<float> s[n];
-    for (int r = 0; r < n; ++r) s[r] = sum[r];
+    Vec<float> s[n] = {};
+    for (int r = 0; r < n && !first; ++r) s[r] = sum[r];
     // Rows side by side are short streams, which the machine does not see coming: what comes after them is fetched while they are
-    // worked on, in one stream.
+    // worked on, in one stream. Not beyond `end`: those bytes are another thread's, and would be taken from its cache.
     const uint8_t* ahead = w + kBytesAhead;
     const float* scales = all;
     for (int64_t i = 0; i < blocks; ++i, w += B::bytes, x += B::numbers, scales += n * B::scales) {
-        for (int64_t line = 0; line < n * B::bytes; line += 64) __builtin_prefetch(ahead + line);
+        if (ahead < end)
+            for (int64_t line = 0; line < n * B::bytes; line += 64) __builtin_prefetch(ahead + line);
         ahead += n * B::bytes;
         for (int r = 0; r < n; ++r) {
             Vec<float> weights[vectors];
@@ -65,13 +67,15 @@ LATTE_INLINE void block_sums(const uint8_t* w, int64_t ld, const float* x, int64
 }
 // A function of its own: inside a larger one the compiler runs out of registers.
 template <class B>
-__attribute__((noinline)) void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows) {
-    Vec<float> sum[kAtOnce] = {};
-    for (int64_t left = K / B::numbers; left > 0; left -= kBlocksAtOnce<B>, w += kBlocksAtOnce<B> * B::bytes, x += kBlocksAtOnce<B> * B::numbers) {
+__attribute__((noinline)) void block_dots(const uint8_t* w, int64_t ld, const float* x, int64_t K, float* out, int64_t rows, const uint8_t* end) {
+    Vec<float> sum[kAtOnce];
+    bool first = true;
+    for (int64_t left = K / B::numbers; left > 0; left -= kBlocksAtOnce<B>, first = false, w += kBlocksAtOnce<B> * B::bytes, x += kBlocksAtOnce<B> * B::numbers) {
         const int64_t blocks = min64(left, kBlocksAtOnce<B>);
         int64_t r = 0;
-        for (; r + 4 <= rows; r += 4) block_sums<B, 4>(w + r * ld, ld, x, blocks, sum + r);
-        for (; r < rows; ++r) block_sums<B, 1>(w + r * ld, ld, x, blocks, sum + r);
+        for (; r + kRowsBeside <= rows; r += kRowsBeside) block_sums<B, kRowsBeside>(w + r * ld, ld, x, blocks, sum + r, first, end);
+        for (; r < rows; ++r) block_sums<B, 1>(w + r * ld, ld, x, blocks, sum + r, first, end);
+        for (; r < kAtOnce; ++r) sum[r] = Vec<float>{};
     }
     sum_lanes_of<kAtOnce, float>(sum, out);
 }
@@ -132,47 +136,53 @@ class Rows {
         blocks_ = g.gated ? first_[1] : first_[g.count];
         // As many pieces for each thread: one left over would keep the others waiting.
         const int64_t bytes = blocks_ * kAtOnce * row_bytes(g.part[0].format, g.K, sizeof(T)) * (g.gated ? 2 : 1);
-        const int64_t turn = g.threads * (g.part[0].format == kFloats ? kPiece : kPiece / 4);
-        const int64_t pieces = g.threads * ((bytes + turn - 1) / turn);
-        size_ = max64(1, (blocks_ + pieces - 1) / max64(1, pieces));
+        const int64_t turn = g.threads * kPiece;
+        each_ = max64(1, min64(min64((bytes + turn - 1) / turn, kMostPieces), (blocks_ + g.threads - 1) / g.threads));
+        size_ = (blocks_ + pieces() - 1) / pieces();
     }
     double work() const { return double(g_.B * g_.K * kAtOnce) * double(first_[g_.count]); }
-    int64_t pieces() const { return (blocks_ + size_ - 1) / size_; }
+    int64_t pieces() const { return g_.threads * each_; }
 
     void operator()(int64_t piece) const {
+        // Threads take pieces in turn, and those that one gets lie one behind the other: each reads a stream of its own.
+        const int64_t stream = piece % g_.threads, first = stream * each_ + piece / g_.threads;
+        const int64_t end = min64(blocks_, (stream + 1) * each_ * size_);
         int64_t i = 0;
-        for (int64_t u = piece * size_; u < min64(blocks_, (piece + 1) * size_); ++u) {
+        for (int64_t u = first * size_; u < min64(blocks_, (first + 1) * size_); ++u) {
             while (u >= first_[i + 1]) ++i;
             const Products::Part& part = g_.part[i];
             const int64_t n = (u - first_[i]) * kAtOnce, rows = min64(kAtOnce, part.rows - n);
+            const int64_t last = min64(part.rows, (end - first_[i]) * kAtOnce);
             if (part.format != kFloats && g_.B > 1) {
                 unpacked(part, n, rows);
                 continue;
             }
             // The first row of the batch brings the weights from memory, in one stream; the others find them in the cache.
-            some<0>(part, n, rows, 0);
+            some<0>(part, n, rows, last, 0);
             int64_t b = 1;
-            for (; b + kTogether <= g_.B; b += kTogether) some<kTogether>(part, n, rows, b);
-            for (; b < g_.B; ++b) some<1>(part, n, rows, b);
+            for (; b + kTogether <= g_.B; b += kTogether) some<kTogether>(part, n, rows, last, b);
+            for (; b < g_.B; ++b) some<1>(part, n, rows, last, b);
         }
     }
 
   private:
-    // Rows n and on of a matrix with row b of the batch (together = 0), or with `together` of them.
+    // Rows n and on of a matrix, of which this stream has those before `last`, with row b of the batch (together = 0), or with
+    // `together` of them.
     template <int together>
-    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b) const {
-        some<together>(part, n, rows, b, g_.part + 1, &part == g_.part);
+    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t last, int64_t b) const {
+        some<together>(part, n, rows, last, b, g_.part + 1, &part == g_.part);
     }
     template <int together>
-    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t b, const Products::Part* second, bool first) const {
+    LATTE_INLINE void some(const Products::Part& part, int64_t n, int64_t rows, int64_t last, int64_t b, const Products::Part* second,
+                           bool first) const {
         constexpr int count = together ? together : 1;
         const bool gated = g_.gated, added = g_.added;
         const int64_t act = first ? g_.act : int64_t(kIdentity);
         const T *bias = (const T*)part.bias, *up_bias = gated ? (const T*)second->bias : nullptr;
         const T* x = (const T*)g_.x + b * g_.xb;
         T products[count * kOut<T>], gates[count * kOut<T>];
-        multiply<together>(part, n, x, products, rows);
-        if (gated) multiply<together>(*second, n, x, gates, rows);
+        multiply<together>(part, n, x, products, rows, last);
+        if (gated) multiply<together>(*second, n, x, gates, rows, last);
         for (int j = 0; j < count; ++j) {
             const T *out = products + j * kOut<T>, *up = gates + j * kOut<T>;
             T* y = (T*)part.y + (b + j) * part.rows + n;
@@ -190,12 +200,13 @@ class Rows {
         }
     }
     template <int together>
-    LATTE_INLINE void multiply(const Products::Part& part, int64_t n, const T* x, T* out, int64_t rows) const {
+    LATTE_INLINE void multiply(const Products::Part& part, int64_t n, const T* x, T* out, int64_t rows, int64_t last) const {
         if constexpr (sizeof(T) == sizeof(float))
             if (part.format != kFloats) {
                 const int64_t ld = row_bytes(part.format, g_.K, 4);
+                const uint8_t *from = (const uint8_t*)part.w + n * ld, *end = (const uint8_t*)part.w + last * ld;
                 with_block(part.format, [=](auto block) __attribute__((always_inline)) {
-                    block_dots<decltype(block)>((const uint8_t*)part.w + n * ld, ld, (const float*)x, g_.K, (float*)out, rows);
+                    block_dots<decltype(block)>(from, ld, (const float*)x, g_.K, (float*)out, rows, end);
                 });
                 return;
             }
@@ -219,12 +230,14 @@ class Rows {
             // As if the matrix began here: its rows are counted from n.
             floats[i].w = to - n * K, floats[i].format = kFloats;
         }
-        for (int64_t b = 0; b < g_.B; ++b) some<0>(floats[0], n, rows, b, &floats[1], &part == g_.part);
+        for (int64_t b = 0; b < g_.B; ++b) some<0>(floats[0], n, rows, n + rows, b, &floats[1], &part == g_.part);
     }
 
     static constexpr int64_t kPiece = 262144;  // bytes: long enough to be read as one stream, some fifteen microseconds
+    static constexpr int64_t kMostPieces = 16;     // of a thread: where one ends, what was fetched ahead may be in another's cache
     const Products& g_;
-    int64_t first_[kMatrices + 1] = {0}, blocks_, size_;  // blocks of kAtOnce rows before each matrix, in all, and in a piece
+    int64_t first_[kMatrices + 1] = {0}, blocks_;  // blocks of kAtOnce rows before each matrix, and in all
+    int64_t each_, size_;                           // pieces of a thread, and blocks of a piece
 };
 
 LATTE_END
