@@ -11,7 +11,7 @@ import torch
 
 from latte.errors import UserError
 from latte.extend import convert
-from latte.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from latte.layers.quantized import Quantized, QuantizedEmbedding, QuantizedLinear
 from latte.loading import load_any
 from latte.models import LatteCache, LatteForCausalLM
 from latte.ops import native
@@ -124,13 +124,21 @@ def test_the_engine_reads_blocks_as_modules_do(variant, weights, monkeypatch, ca
 @needs_kernels
 @pytest.mark.parametrize("variant", SERVED)
 def test_every_mixer_reads_blocks(variant, monkeypatch, calls):
+    """Against modules in float64: those in float32 are as far from it as the engine, or further."""
     model = quantized(variant, "int8", max_position_embeddings=60)
     assert model.decode_refusal() is None
+    exact = tiny_model(variant, intermediate_size=96, max_position_embeddings=60)
     with torch.no_grad():
-        cache = model(token_ids(2, 9)).past_key_values
-    got, wanted, *_ = both_ways(model, token_ids(2, 20, seed=4), cache, monkeypatch)
+        for name, part in model.named_modules():
+            if isinstance(part, Quantized):
+                exact.get_submodule(name).weight.copy_(part.weight)
+        exact.double()
+        cache, expected = (each(token_ids(2, 9)).past_key_values for each in (model, exact))
+    got = decode(model, token_ids(2, 20, seed=4), cache)
     assert len(calls) == 20
-    torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+    monkeypatch.setenv("LATTE_BACKEND", "torch")
+    wanted = decode(exact, token_ids(2, 20, seed=4), expected)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
 
 
 @needs_kernels
