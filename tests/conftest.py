@@ -1,5 +1,6 @@
 """Settings of the whole suite: the same examples on every run, and no threads that only wait for each other."""
 
+import gc
 import os
 import random
 
@@ -27,6 +28,12 @@ pytest.register_assert_rewrite("latte.testing")
 #: The paths that a test can be sent through: torch, and the native kernels where they were built.
 BACKENDS = ["torch", "native"] if native.available() else ["torch"]
 THREADS = torch.get_num_threads()
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules stay until the end: collections of garbage need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

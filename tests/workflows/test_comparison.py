@@ -50,6 +50,7 @@ def recipe(tmp_path):
             "eval_tokens": 300,
             "decode_context": 40,
             "decode_tokens": 4,
+            "timing_rounds": 1,
             "sample_tokens": 5,
             "isolate": False,
         }
