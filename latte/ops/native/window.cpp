@@ -113,8 +113,7 @@ LATTE_INLINE Block block_of(const WindowForward& w, const Span& s, int64_t i) {
     return block;
 }
 
-// Scores of blocks are in units of log(2): their exponentials are powers of 2.
-constexpr double kLog2 = 0.69314718055994531;
+constexpr double kLog2E = 1.4426950408889634;  // of exponents to powers of 2
 
 // p[key][kQueries] = keys . queries; `turned` is (D, kQueries). Keys are read kKeys at a time, the last ones moved back so far
 // that none lies behind the row's end.
@@ -139,7 +138,7 @@ LATTE_INLINE void block_scores(const WindowForward& w, const Block& block, const
     }
 }
 
-// Masks and caps the scores p[hi - lo][kQueries] of one vector of queries, which become 2^(score - maximum), zeros where nothing
+// Masks and caps the scores p[hi - lo][kQueries] of one vector of queries, which become exp(score - maximum), zeros where nothing
 // is seen. The first query stands at key `at`, counted from lo, as is everything here. `sum` and `top` are those of each query.
 template <class T>
 LATTE_INLINE void softmax_vector(const WindowForward& w, int64_t at, int64_t n, const Int<T>* key_id, const Int<T>* query_id, T* p,
@@ -154,7 +153,7 @@ LATTE_INLINE void softmax_vector(const WindowForward& w, int64_t at, int64_t n, 
     const auto masked = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
         for (int64_t j = from; j < to; ++j) {
             Vec<T> x = load(p + j * Q);
-            if (w.softcap > 0) x = vtanh(x * T(kLog2 / w.softcap)) * T(w.softcap / kLog2);
+            if (w.softcap > 0) x = vtanh(x / T(w.softcap)) * T(w.softcap);
             Mask<T> ok = (lane >= Int<T>(max64(j - at - w.right, 0))) & (lane <= Int<T>(min64(j - at + w.left, W)));
             if (key_id) ok &= (id == key_id[j]) & (id >= 0);
             x = ok ? x : none;
@@ -179,7 +178,9 @@ LATTE_INLINE void softmax_vector(const WindowForward& w, int64_t at, int64_t n, 
     const Vec<T> shift = most > T(kEmpty / 2) ? most : Vec<T>{};
     const auto some = [&](int64_t j, auto& x) __attribute__((always_inline)) {
         constexpr int K = sizeof(x) / sizeof(x[0]);
-        for (int k = 0; k < K; ++k) x[k] = load(p + (j + k) * Q) - shift;
+        // A power of 2 takes fewer products. The factor comes after the difference: in front of it, scores of 1e8 would be rounded
+        // to others than those from which gradients are taken.
+        for (int k = 0; k < K; ++k) x[k] = (load(p + (j + k) * Q) - shift) * splat(T(kLog2E));
         vexp2_down(x);
         for (int k = 0; k < K; ++k) store(p + (j + k) * Q, x[k]), total[k] += x[k];
     };
@@ -204,7 +205,7 @@ void softmax_block(const WindowForward& w, const Span& s, const Block& block, co
     for (int64_t first = 0; first < block.rows; first += W) {
         const Vec<T> all = load(sum + first), most = load(top + first);
         const auto some = (most > T(kEmpty / 2)) | (all != all);  // NaN is not nothing
-        store(top + first, some ? most * T(kLog2) + vlog(all) : splat(T(kEmpty)));
+        store(top + first, some ? most + vlog(all) : splat(T(kEmpty)));
         store(inverse + first, some ? 1 / all : Vec<T>{});
     }
     for (int64_t r = 0; r < block.rows; ++r) lse[r * w.H] = top[r];
@@ -330,7 +331,7 @@ void window_forward_typed(const WindowForward& w) {
                     for (int64_t r = i + Q; r < min64(i + 2 * Q, s.i0 + s.n); ++r) fetch_row(at<T>(w.q, s.b, r, h), w.D);
                     for (int64_t j = block.hi[kAcross - 1]; j < min64(block.hi[kAcross - 1] + Q, s.m); ++j)
                         fetch_row(key + j * w.k.t, w.D);
-                    turn_scaled<Q>(turned, at<T>(w.q, s.b, i, h), w.q.t, block.rows, w.D, T(w.scale / kLog2));
+                    turn_scaled<Q>(turned, at<T>(w.q, s.b, i, h), w.q.t, block.rows, w.D, T(w.scale));
                     block_scores(w, block, key, w.S - s.j0, turned, p);
                     const Int<T>* query_id = nullptr;
                     if (w.seg_q) {
