@@ -22,7 +22,10 @@ READ_AT_ONCE = 4096
 
 
 def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
-    """One token at batch 1 behind every context. Contexts take turns too: what differs is the context alone."""
+    """One token at batch 1 behind every context. Contexts take turns too: what differs is the context alone.
+
+    Plain reading takes turns with every kind of model, so that all shares of it are of the same minutes.
+    """
     ours = _Ours(size, plan)
     llama = _Llama(size)
     figures: list[Figure] = []
@@ -43,9 +46,10 @@ def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
         memory=lambda context: 2.5 * attention.token_bytes * context,
         bytes=lambda context: TOKENS * (4.0 * attention.parameters + attention.token_bytes * context),
     )
-    for figure in sweep("decode", "decode", [softmax], plan, peaks):
-        extra = {"state_bytes": attention.token_bytes * figure.length, "parameters": attention.parameters}
-        figures.append(_per_token(figure, TRANSFORMER, figure.length, extra))
+    for figure in sweep("decode", "decode", [softmax], plan, peaks, yardsticks=alone):
+        if figure.name == TRANSFORMER:
+            extra = {"state_bytes": attention.token_bytes * figure.length, "parameters": attention.parameters}
+            figures.append(_per_token(figure, TRANSFORMER, figure.length, extra))
     peer = Contender(
         LLAMA,
         llama.prepare,
@@ -53,9 +57,10 @@ def run(plan: Plan, peaks: Peaks, size: Size) -> list[Figure]:
         memory=lambda context: 2.5 * llama.cache_bytes(context),
         bytes=lambda context: TOKENS * (4.0 * llama.parameters + llama.cache_bytes(context)),
     )
-    for figure in sweep("decode", "decode", [peer], plan, peaks):
-        extra = {"state_bytes": llama.cache_bytes(figure.length), "parameters": llama.parameters}
-        figures.append(_per_token(figure, LLAMA, figure.length, extra))
+    for figure in sweep("decode", "decode", [peer], plan, peaks, yardsticks=alone):
+        if figure.name == LLAMA:
+            extra = {"state_bytes": llama.cache_bytes(figure.length), "parameters": llama.parameters}
+            figures.append(_per_token(figure, LLAMA, figure.length, extra))
     return figures
 
 
